@@ -1,0 +1,60 @@
+# One command a job. Each sets itself up in .venv on a machine that has Python 3.11 or newer and make, and nothing else;
+# once set up, that costs nothing: the stamp is named after what was asked for.
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := demo,dev,serve,torch
+# The release the embedded engine is tested with. pip's own settings choose between its CPU and GPU builds.
+TORCH := torch==2.13.0
+JOBS ?= 2
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
+STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)'; } | cksum | tr -s ' ' -)
+PEERS_STAMP := .bench/nemo-gym/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## everything below runs this by itself
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/.ready-*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[$(EXTRAS)]"
+	@touch $@
+
+demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ARGS="--groups 2")
+	@$(BIN)/tokenlake demo $(ARGS)
+
+test: $(STAMP) ## every test (ARGS="tests/store -k torn")
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+lint: $(STAMP) ## format, style, types, layers, SQL
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/sqlfluff lint --processes $(JOBS) tokenlake/sql
+
+format: $(STAMP) ## rewrite what lint would complain about, where a tool can
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/sqlfluff fix --quiet --processes $(JOBS) tokenlake/sql
+
+bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## ratios in one run (PEERS=1 adds NeMo-Gym's own verifier; ARGS="--quick")
+	@$(BIN)/python -m bench.run $(if $(PEERS),--nemo-gym .bench/nemo-gym/bin/python) $(ARGS)
+
+# NeMo-Gym's token_id_capture needs pydantic and orjson only; its package asks for a hundred more.
+$(PEERS_STAMP): $(STAMP)
+	@$(PYTHON) -m venv .bench/nemo-gym
+	.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check numpy orjson pydantic
+	.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
+	@touch $@
+
+clean: ## forget everything that can be made again
+	rm -rf $(VENV) .bench .hypothesis .pytest_cache .ruff_cache build dist bench/results.json

@@ -1,0 +1,153 @@
+"""W1 for Tokenlake: calls from Python lists, as an engine hands them over, to durable deltas.
+
+Each variant does the whole of capture inside the clock: the lists become arrays, the digests are computed over the
+whole prompt and the delta, the record is appended and synced. `prepared` leaves out capture and stages records that
+were built before, which is the part that the disk's floor can be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from bench.measure import Timing, one_by_one, together, writers
+from bench.workload import Call, Rollout
+from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink, Stager
+from tokenlake.store.delta import Delta, Place
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["commit", "fill", "prepared", "stage", "stage_processes", "stage_threads"]
+
+_NOWHERE = Place(writer="none", segment=0, byte_offset=0, byte_length=0)
+
+
+class _Chain:
+    """One rollout on its way through a capture core: knows what its next call continues."""
+
+    def __init__(self, core: CaptureCore, rollout: Rollout) -> None:
+        self.core = core
+        self.coords: list[Coords] = []
+        self.work = [(self, call, rollout.prompt(call)) for call in rollout.calls]
+        for call in rollout.calls:
+            _ = call.sampled_ids, call.sampled_logprobs  # made before the clock: an engine has them already
+
+    def parent(self) -> ParentLink | None:
+        if not self.coords:
+            return None
+        last = self.coords[-1]
+        if last.chain_hash is None:
+            raise AssertionError(f"{last.rollout_id} {last.call_id} was not staged: {last.reason}")
+        return ParentLink(
+            call_id=last.call_id,
+            root_call_id=last.root_call_id,
+            depth=last.depth,
+            cum_len=last.cum_len,
+            chain_hash=last.chain_hash,
+        )
+
+
+_Work = tuple[_Chain, Call, list[int]]
+
+
+def _capture(work: _Work) -> Coords:
+    chain, call, prompt = work
+    ticket = chain.core.begin(rollout_id=call.rollout_id, attempt=0, call_id=call.call_id, parent=chain.parent())
+    coords = chain.core.complete(
+        ticket,
+        prompt_token_ids=prompt,
+        token_ids=call.sampled_ids,
+        logprobs=call.sampled_logprobs,
+        finish_reason="stop",
+        weight_version=call.weight_version,
+        weight_version_end=call.weight_version,
+    )
+    chain.coords.append(coords)
+    return coords
+
+
+def _chains(writer: Stager, work: Sequence[Rollout]) -> list[_Chain]:
+    core = CaptureCore(writer)
+    return [_Chain(core, rollout) for rollout in work]
+
+
+def _checked(chains: Sequence[_Chain], timing: Timing) -> Timing:
+    failed = [at.reason for chain in chains for at in chain.coords if at.disposition != "staged"]
+    if failed:
+        raise AssertionError(f"{len(failed)} calls were not staged: {failed[0]}")
+    return timing
+
+
+class _Collector:
+    """A stager that keeps the delta."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    def stage(self, delta: Delta) -> Place:
+        self.deltas.append(delta)
+        return _NOWHERE
+
+
+def prepared(folder: Path, work: Sequence[Rollout]) -> Timing:
+    """Stage deltas whose digests were computed before: format, append and sync."""
+    collector = _Collector()
+    for chain in _chains(collector, work):
+        for item in chain.work:
+            _capture(item)
+    with OwnedLake.open(folder / "prepared") as lake:
+        return one_by_one(lake.delta_writer("w0").stage, collector.deltas)
+
+
+def stage(folder: Path, work: Sequence[Rollout]) -> Timing:
+    """Capture and stage, one call at a time."""
+    with OwnedLake.open(folder / "stage") as lake:
+        chains = _chains(lake.delta_writer("w0"), work)
+        return _checked(chains, one_by_one(_capture, [item for chain in chains for item in chain.work]))
+
+
+def stage_threads(folder: Path, work: Sequence[Rollout], *, threads: int) -> Timing:
+    """Capture and stage with many rollouts in flight in one process: they share syncs."""
+    with OwnedLake.open(folder / "threads") as lake:
+        chains = _chains(lake.delta_writer("w0"), work)
+        return _checked(chains, together(_capture, [chain.work for chain in chains], threads=threads))
+
+
+def stage_processes(folder: Path, spec: Sequence[tuple[int, int, int, int]]) -> Timing:
+    """Capture and stage in several processes, each with a writer of its own in the same lake."""
+    path = folder / "processes"
+    OwnedLake.open(path).close()
+    return writers(_writer, [(path, f"w{index}", *part) for index, part in enumerate(spec)])
+
+
+def _writer(barrier: Barrier, path: Path, name: str, count: int, calls: int, delta: int, seed: int) -> Timing:
+    raise NotImplementedError
+
+
+def commit(folder: Path, work: Sequence[Rollout]) -> Timing:
+    """Capture, stage, and append the gate's `call_committed` event: a call as an agent waits for it."""
+    with OwnedLake.open(folder / "commit") as lake:
+        chains = _chains(lake.delta_writer("w0"), work)
+
+        def put(item: _Work) -> None:
+            coords = _capture(item)
+            lake.lineage.append("call_committed", **coords.columns())
+
+        return _checked(chains, one_by_one(put, [item for chain in chains for item in chain.work]))
+
+
+def fill(path: Path, work: Sequence[Rollout], progress: Callable[[], object] = lambda: None) -> list[list[Coords]]:
+    """A lake of finished rollouts, ready to be linearized; returns the coordinates of every call."""
+    with OwnedLake.open(path) as lake:
+        chains = _chains(lake.delta_writer("w0"), work)
+        groups = {rollout.group_id: sum(other.group_id == rollout.group_id for other in work) for rollout in work}
+        events = [{"event_type": "group_registered", "group_id": name, "n": n} for name, n in groups.items()]
+        for rollout, chain in zip(work, chains, strict=True):
+            about = {"group_id": rollout.group_id, "rollout_id": rollout.rollout_id, "attempt": 0}
+            events.append({"event_type": "rollout_registered", **about})
+            events += [{"event_type": "call_committed", **_capture(item).columns(), **about} for item in chain.work]
+            terminal = rollout.calls[-1].call_id
+            events.append({"event_type": "rollout_sealed", "reward": 1.0, "terminal_call_id": terminal, **about})
+            progress()
+        lake.lineage.append_many(events)
+        return [chain.coords for chain in chains]

@@ -1,0 +1,117 @@
+"""The `tokenlake` command: every door to a lake that needs no HTTP.
+
+Reading commands open the lake read-only and work beside a running service. Commands that write need to own it and refuse
+in one line when another process does. Errors are one line on standard error; `--debug` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenlake.errors import TokenlakeError
+
+__all__ = ["main"]
+
+_OK, _REFUSED = 0, 2
+
+
+def _lake(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lake", type=Path, required=True, metavar="DIR", help="the lake's directory")
+
+
+def _format(parser: argparse.ArgumentParser, *choices: str) -> None:
+    parser.add_argument("--format", choices=choices, default=choices[0], help="how to print (default: %(default)s)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokenlake", description="Token-exact capture of agent rollouts, as SQL-queryable training rows."
+    )
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    sub = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: str, text: str) -> argparse.ArgumentParser:
+        made = sub.add_parser(name, help=text, description=text)
+        made.set_defaults(run=run)
+        made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        return made
+
+    demo = command("demo", "tokenlake.api.demo:run", "run the whole loop on this machine and prove the rows right")
+    demo.add_argument("--lake", type=Path, metavar="DIR", help="where to keep the lake (default: a temporary one)")
+    demo.add_argument("--groups", type=int, default=8)
+    demo.add_argument("--rollouts", type=int, default=4)
+    demo.add_argument("--engine", choices=("tiny",), default="tiny")
+    demo.add_argument("--seed", type=int, default=0)
+
+    serve = command("serve", "tokenlake.api.serve:run", "the gate and the REST API over one lake")
+    _lake(serve)
+    serve.add_argument("--engine", choices=("tiny",), default="tiny")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the service")
+    serve.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="a policy of the lake")
+
+    imported = command("import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing")
+    _lake(imported)
+    imported.add_argument("file", type=Path, metavar="FILE.jsonl")
+
+    finalize = command("finalize", "tokenlake.api.commands:finalize", "publish every group that is due")
+    _lake(finalize)
+    finalize.add_argument("--group", action="append", metavar="G", help="only this group; may be repeated")
+    finalize.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="change a policy first")
+
+    rows = command("rows", "tokenlake.api.commands:rows", "ready rows")
+    _lake(rows)
+    rows.add_argument("--group", metavar="G")
+    _format(rows, "jsonl", "arrow", "parquet")
+    rows.add_argument("--out", type=Path, metavar="FILE", help="write there instead of standard output")
+
+    query = command("sql", "tokenlake.api.commands:query", "read-only SQL over all views")
+    _lake(query)
+    _format(query, "table", "jsonl", "csv", "arrow")
+    query.add_argument("query", metavar="SELECT")
+
+    audit = command("audit", "tokenlake.api.commands:audit", "verify everything again from the bytes")
+    _lake(audit)
+    _format(audit, "table", "jsonl")
+
+    inspect = command("inspect", "tokenlake.api.inspect:inspect", "one rollout: its call tree, terminal chain and verdict")
+    _lake(inspect)
+    inspect.add_argument("rollout_id", metavar="ROLLOUT_ID")
+
+    rebuild = command("rebuild", "tokenlake.api.commands:rebuild", "drop the index and build it again from the Arrow files")
+    _lake(rebuild)
+    return parser
+
+
+def _command(entry: str) -> Callable[[argparse.Namespace], int]:
+    """The function behind a command; loaded when it runs, because some need an extra and most do not."""
+    module, _, function = entry.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _command(arguments.run)(arguments)
+    except TokenlakeError as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"tokenlake: {' '.join(error.message.split())}", file=sys.stderr)
+        return _REFUSED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _OK
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,139 @@
+"""What the commands over a lake do: import, finalize, rows, sql, audit, rebuild."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from tokenlake import sql
+from tokenlake.api.output import write_table
+from tokenlake.errors import ConfigError, InvalidInput, NotFound
+from tokenlake.finalize import publish
+from tokenlake.ingest import importer
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.reader import Lake
+
+__all__ = ["audit", "finalize", "import_file", "pairs", "query", "rebuild", "rows"]
+
+
+def pairs(settings: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` arguments as a mapping; raises `ConfigError` for another shape."""
+    parsed: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{setting!r} is not NAME=VALUE")
+        parsed[name] = value
+    return parsed
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def import_file(arguments: argparse.Namespace) -> int:
+    """`tokenlake import`."""
+    if not arguments.file.is_file():
+        raise InvalidInput(f"no file {arguments.file}")
+    lake = OwnedLake.open(arguments.lake)
+    try:
+        done = importer.import_file(lake, arguments.file)
+    finally:
+        lake.close()
+    _say(
+        f"imported {done.groups} groups, {done.calls} calls, {done.seals} seals, {done.fails} fails; "
+        f"{done.unchanged} records were there already"
+    )
+    return 0
+
+
+def finalize(arguments: argparse.Namespace) -> int:
+    """`tokenlake finalize`."""
+    lake = OwnedLake.open(arguments.lake, create=False)
+    try:
+        publish.set_policy(lake, pairs(arguments.policy))
+        groups = publish.publish_due(lake, groups=arguments.group)
+    finally:
+        lake.close()
+    for group in groups:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(group.reasons.items()))
+        if group.dropped is not None:
+            _say(f"{group.group_id}: dropped ({group.dropped})")
+        else:
+            _say(f"{group.group_id}: {group.n} rows, {group.valid} valid{'; ' + reasons if reasons else ''}")
+    _say(f"published {sum(1 for group in groups if group.dropped is None)} groups")
+    return 0
+
+
+def rows(arguments: argparse.Namespace) -> int:
+    """`tokenlake rows`."""
+    lake = Lake(arguments.lake)
+    try:
+        if arguments.group is not None and lake.sql(sql.read("reads/group"), [arguments.group]).fetchone() is None:
+            raise NotFound(f"no group {arguments.group} in {arguments.lake}")
+        found = lake.sql(sql.read("reads/rows"), [arguments.group])
+        if arguments.out is None:
+            write_table(found.to_arrow_table(), arguments.format, sys.stdout.buffer)
+        else:
+            _write_file(found.to_arrow_table(), arguments.format, arguments.out)
+    finally:
+        lake.close()
+    return 0
+
+
+def _write_file(table: pa.Table, form: str, path: Path) -> None:
+    """Write beside the target and rename, so that a reader never sees half a file."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("wb") as out:
+            write_table(table, form, out)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+
+
+
+def query(arguments: argparse.Namespace) -> int:
+    """`tokenlake sql`."""
+    lake = Lake(arguments.lake)
+    try:
+        write_table(lake.sql(arguments.query).to_arrow_table(), arguments.format, sys.stdout.buffer)
+    finally:
+        lake.close()
+    return 0
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """`tokenlake audit`: 0 healthy, 1 faults found, 2 nothing to audit."""
+    lake = Lake(arguments.lake)
+    try:
+        calls, published = lake.sql(sql.read("reads/audit_size")).fetchone() or (0, 0)
+        findings = lake.sql(sql.read("reads/audit_findings")).to_arrow_table()
+    finally:
+        lake.close()
+    if not calls and not findings.num_rows:
+        sys.stderr.write(f"tokenlake: nothing to audit in {arguments.lake}: 0 records checked\n")
+        return 2
+    write_table(findings, arguments.format, sys.stdout.buffer)
+    faults = findings.column("severity").to_pylist().count("fault")
+    sys.stderr.write(
+        f"checked {calls} calls and {published} rows: {faults} faults, {findings.num_rows - faults} notices\n"
+    )
+    return 1 if faults else 0
+
+
+def rebuild(arguments: argparse.Namespace) -> int:
+    """`tokenlake rebuild`."""
+    lake = OwnedLake.open(arguments.lake, create=False)
+    try:
+        seconds = lake.rebuild()
+    finally:
+        lake.close()
+    _say(f"rebuilt the index of {arguments.lake} in {seconds:.2f} s")
+    return 0

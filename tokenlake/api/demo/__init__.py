@@ -1,0 +1,1 @@
+"""The whole loop on one machine: tasks, agents, gate, engine, lake, rows, and the proof that the rows are right."""

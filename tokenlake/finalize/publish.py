@@ -1,0 +1,150 @@
+"""Publishing: groups that are due become exactly N rows, once.
+
+What a row is and whether it is valid is decided by the view `publishable_rows` and nowhere else. This module writes the
+clock's decision into lineage (a slot that nobody ended before the deadline has failed), asks the view, writes the rows
+durably and then appends `group_published`. A crash in between leaves a row file that no event names; the next run writes
+the same rows again. Publishing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tokenlake import sql
+from tokenlake.errors import DamagedLake, NotFound
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.policy import parse_policy
+from tokenlake.store.schema import ROW
+
+__all__ = ["PublishedGroup", "publish_due", "set_policy"]
+
+_GROUPS_AT_ONCE = 64
+_publishing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedGroup:
+    """One group that this run published or dropped."""
+
+    group_id: str
+    n: int
+    valid: int
+    reasons: Mapping[str, int]
+    """Placeholder rows by reason."""
+    dropped: str | None
+    """Why the group was dropped instead of published; None when it was published."""
+
+
+def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Record the policies in force from now on: the ones in force before, changed by `settings`.
+
+    Raises `ConfigError` for unknown names or values. Returns all policies.
+    """
+    found = lake.sql(sql.read("reads/policy")).fetchone()
+    before = {} if found is None or found[0] is None else json.loads(found[0])
+    policy = parse_policy({**before, **settings})
+    if policy != before:
+        lake.lineage.append("policy_set", detail=json.dumps(policy, sort_keys=True))
+    return policy
+
+
+def publish_due(
+    lake: OwnedLake, *, groups: Sequence[str] | None = None, now: int | None = None, force_deadline: bool = False
+) -> list[PublishedGroup]:
+    """Publish every group that is due, or those of `groups` that are.
+
+    A group is due when all its rollouts have ended, or its deadline has passed at `now` (microseconds since the epoch;
+    default: the clock). `force_deadline` takes the deadline as passed. Raises `NotFound` for an unknown group.
+    """
+    with _publishing:
+        now = time.time_ns() // 1000 if now is None else now
+        policy = set_policy(lake, {})
+        wanted = _known(lake, groups)
+        _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)
+        due = [row[0] for row in lake.sql(sql.read("reads/due_groups"), [wanted]).fetchall()]
+        published: list[PublishedGroup] = []
+        for start in range(0, len(due), _GROUPS_AT_ONCE):
+            published += _publish(lake, due[start : start + _GROUPS_AT_ONCE], policy, now)
+        return published
+
+
+def _known(lake: OwnedLake, groups: Sequence[str] | None) -> list[str] | None:
+    if groups is None:
+        return None
+    for group_id in groups:
+        if lake.sql(sql.read("reads/group"), [group_id]).fetchone() is None:
+            raise NotFound(f"no group {group_id} in {lake.path}", group_id=group_id)
+    return list(groups)
+
+
+def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: float | None, force: bool) -> None:
+    """Write down that the slots nobody ended by their group's deadline have failed."""
+    rows = lake.sql(sql.read("reads/expired_slots"), [now, deadline_s, force, wanted]).fetchall()
+    events = [
+        {
+            "event_type": "rollout_failed",
+            "group_id": group_id,
+            "rollout_id": rollout_id,
+            "attempt": attempt,
+            "reason": reason,
+        }
+        for group_id, rollout_id, attempt, reason in rows
+    ]
+    if events:
+        lake.lineage.append_many(events)
+
+
+def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
+    con = lake.connect(groups=due)
+    table = con.execute(sql.read("reads/rows_to_publish"), [now, due]).to_arrow_table()
+    table = table.select(ROW.names).cast(ROW)
+    counted = con.execute(sql.read("reads/due_counts"), [due]).fetchall()
+    con.close()
+    by_group = {row[0]: row for row in counted}
+    keep = [group_id for group_id in due if by_group[group_id][4] is None]
+    _check_whole(lake, table, keep, by_group)
+    segment = lake.write_rows(table) if keep else None
+    events: list[dict[str, Any]] = []
+    results: list[PublishedGroup] = []
+    for group_id in due:
+        _, n, valid, versions, drop, reasons = by_group[group_id]
+        event: dict[str, Any] = {"group_id": group_id, "n": n, "cutoff_at": now}
+        if drop is None:
+            event |= {
+                "event_type": "group_published",
+                "segment": segment,
+                "weight_version": versions["group_min_wv"],
+                "weight_version_end": versions["group_max_wv"],
+                "detail": json.dumps(dict(policy), sort_keys=True),
+            }
+        else:
+            event |= {"event_type": "group_dropped", "reason": drop}
+        events.append(event)
+        results.append(
+            PublishedGroup(group_id=group_id, n=n, valid=valid, reasons=json.loads(reasons), dropped=drop)
+        )
+    if events:
+        lake.lineage.append_many(events)
+        lake.lineage.anchor()
+    return results
+
+
+def _check_whole(lake: OwnedLake, table: pa.Table, keep: list[str], by_group: Mapping[str, Any]) -> None:
+    """A group is published with exactly N rows or not at all."""
+    counts: dict[str, int] = {}
+    for group_id in table.column("group_id").to_pylist():
+        counts[group_id] = counts.get(group_id, 0) + 1
+    for group_id in keep:
+        if counts.get(group_id) != by_group[group_id][1]:
+            raise DamagedLake(
+                f"group {group_id} in {lake.path} would publish {counts.get(group_id, 0)} rows instead of "
+                f"{by_group[group_id][1]}: run `tokenlake audit`",
+                group_id=group_id,
+            )

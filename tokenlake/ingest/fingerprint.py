@@ -1,0 +1,193 @@
+"""Fingerprints: what a conversation says, hashed so that equal means equal and nothing else does.
+
+Two digests grow turn by turn, each a SHA-256 over framed fields (tag, length, bytes; never joined strings):
+
+- the **fingerprint** covers the turns the model wrote;
+- the **context digest** covers tools and every turn, whoever wrote it.
+
+Both leave reasoning out, because clients may drop it; each turn's reasoning is digested beside them, so that a client
+that keeps it must keep it unchanged. Tool-call arguments compare as JSON values: key order, spacing and escapes do not
+count, `true` is not `1`, `"1"` is not `1`, and numbers are equal when their values are (`2` and `2.0`: what a client
+that decodes and encodes them turns into each other). Text that is not JSON compares as it is. Tool-call ids are
+linkage: a tool result is hashed with the position of the call it answers. One request is hashed once, in time linear
+in its length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from tokenlake.errors import InvalidInput
+from tokenlake.ingest.messages import Conversation, Turn
+
+__all__ = ["History", "canonical_arguments", "reasoning_digest", "text_digest", "trace"]
+
+_MAX_NESTING = 100
+_START = hashlib.sha256(b"tokenlake.fingerprint.1").digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The digests of a conversation, and where its last model-written turn ended."""
+
+    preamble: bytes
+    """Tools and leading system text."""
+    fingerprint: bytes
+    """All model-written turns."""
+    context: bytes
+    """Everything."""
+    turns: int
+    """How many turns `context` covers."""
+    model_turns: int
+    boundary_context: bytes
+    """`context` at the end of the last model-written turn."""
+    boundary_turns: int
+    """Turns up to and including the last model-written one; 0 without one."""
+    reasoning: tuple[tuple[int, bytes], ...]
+    """(turn, digest) for each model-written turn that carries reasoning."""
+    marker: str | None
+    """`ng_call_id` on the last model-written turn."""
+    linkage: Mapping[str, int]
+    """Tool-call id to position among all tool calls."""
+
+    def then(self, turn: Turn) -> History:
+        """This conversation and one more turn, for example the answer that was served."""
+        linkage = dict(self.linkage)
+        return _step(self, turn, _turn_digest(turn, linkage), linkage)
+
+
+def trace(conversation: Conversation) -> History:
+    """Digest a whole request."""
+    linkage: dict[str, int] = {}
+    digests = [_turn_digest(turn, linkage) for turn in conversation.turns]
+    tools = hashlib.sha256(b"tokenlake.tools.1" + b"".join(map(_canonical, conversation.tools))).digest()
+    preamble = tools
+    for turn, digest in zip(conversation.turns, digests, strict=True):
+        if turn.role not in ("system", "developer"):
+            break
+        preamble = _chain(preamble, digest)
+    history = History(
+        preamble=preamble,
+        fingerprint=_START,
+        context=tools,
+        turns=0,
+        model_turns=0,
+        boundary_context=tools,
+        boundary_turns=0,
+        reasoning=(),
+        marker=None,
+        linkage=linkage,
+    )
+    for turn, digest in zip(conversation.turns, digests, strict=True):
+        history = _step(history, turn, digest, linkage)
+    return history
+
+
+def _step(history: History, turn: Turn, digest: bytes, linkage: Mapping[str, int]) -> History:
+    context = _chain(history.context, digest)
+    turns = history.turns + 1
+    if turn.role != "assistant":
+        return replace(history, context=context, turns=turns, linkage=linkage)
+    reasoning = history.reasoning
+    if turn.reasoning is not None:
+        reasoning += ((turns - 1, reasoning_digest(turn.reasoning)),)
+    return replace(
+        history,
+        fingerprint=_chain(history.fingerprint, digest),
+        context=context,
+        turns=turns,
+        model_turns=history.model_turns + 1,
+        boundary_context=context,
+        boundary_turns=turns,
+        reasoning=reasoning,
+        marker=turn.marker,
+        linkage=linkage,
+    )
+
+
+def text_digest(text: str) -> bytes:
+    """Digest of a served answer's text, for finding the call whose answer was scored. 32 bytes."""
+    return hashlib.sha256(b"tokenlake.text.1" + _utf8(text)).digest()
+
+
+def reasoning_digest(text: str) -> bytes:
+    """Digest of one turn's reasoning, shortened to 8 bytes: it only tells siblings apart that agree in all else."""
+    return hashlib.sha256(b"tokenlake.reasoning.1" + _utf8(text)).digest()[:8]
+
+
+def canonical_arguments(arguments: object) -> bytes:
+    """Framed bytes that are equal exactly when two tool calls have the same arguments.
+
+    Text that does not parse as JSON (or nests deeper than 100, or holds NaN or an infinity) stands for itself.
+    """
+    if not isinstance(arguments, str):
+        return _frame(b"j", _canonical(arguments))
+    try:
+        value = json.loads(arguments, parse_constant=_no_constant)
+        return _frame(b"j", _canonical(value))
+    except (ValueError, RecursionError, InvalidInput):
+        return _frame(b"w", _utf8(arguments))
+
+
+def _turn_digest(turn: Turn, linkage: dict[str, int]) -> bytes:
+    fields = [_frame(b"r", turn.role.encode())]
+    fields += [_frame(b"t", _utf8(part)) for part in turn.parts]
+    if turn.name is not None:
+        fields.append(_frame(b"m", _utf8(turn.name)))
+    if turn.tool_call_id is not None:
+        position = linkage.get(turn.tool_call_id)
+        fields.append(_frame(b"u", _utf8(turn.tool_call_id)) if position is None else _frame(b"l", b"%d" % position))
+    for call in turn.tool_calls:
+        fields += [_frame(b"n", _utf8(call.name)), canonical_arguments(call.arguments)]
+        linkage.setdefault(call.id or f"\0{len(linkage)}", len(linkage))
+    return hashlib.sha256(b"".join(fields)).digest()
+
+
+def _chain(state: bytes, digest: bytes) -> bytes:
+    return hashlib.sha256(state + digest).digest()
+
+
+def _frame(tag: bytes, data: bytes) -> bytes:
+    return tag + len(data).to_bytes(8, "little") + data
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _canonical(value: Any, depth: int = 0) -> bytes:
+    if depth > _MAX_NESTING:
+        raise InvalidInput("JSON is nested too deeply", limit=_MAX_NESTING)
+    if value is None:
+        return b"z"
+    if isinstance(value, bool):
+        return b"b1" if value else b"b0"
+    if isinstance(value, str):
+        return _frame(b"s", _utf8(value))
+    if isinstance(value, int | float):
+        return _frame(b"d", _number(value))
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return _frame(b"a", b"".join(_canonical(item, depth + 1) for item in items))
+    pairs = sorted(
+        (_utf8(key), _canonical(item, depth + 1)) for key, item in cast("dict[str, Any]", value).items()
+    )
+    return _frame(b"o", b"".join(_frame(b"k", key) + item for key, item in pairs))
+
+
+def _number(value: float) -> bytes:
+    if isinstance(value, int):
+        # Hex: Python refuses the decimal text of an integer of more than 4300 digits.
+        return b"%x" % value
+    if not math.isfinite(value):
+        raise InvalidInput("a number of the request is not finite")
+    return b"%x" % int(value) if value.is_integer() else repr(value).encode()

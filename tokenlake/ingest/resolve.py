@@ -1,0 +1,211 @@
+"""Which call a request continues: exact, or nothing.
+
+`AttemptLineage` is what is known of the calls of one attempt: digests, lengths and places, a few hundred bytes a call
+and no token. It is never evicted while its rollout is open, and a restarted gate rebuilds it from lineage events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenlake.ingest.fingerprint import History
+
+__all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Node", "Resolution"]
+
+Cause = Literal[
+    "no_history",
+    "seeded",
+    "no_match",
+    "preamble_changed",
+    "history_edited",
+    "ambiguous",
+    "splice_failed",
+    "prefix_unavailable",
+]
+CAUSES: tuple[Cause, ...] = (
+    "no_history",
+    "seeded",
+    "no_match",
+    "preamble_changed",
+    "history_edited",
+    "ambiguous",
+    "splice_failed",
+    "prefix_unavailable",
+)
+"""Why a call is a root. The first two are how a conversation starts; the others lost their parent."""
+UNRESOLVED: tuple[Cause, ...] = CAUSES[2:]
+"""The causes that `on_unresolved` decides about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One committed call, or an overflowed one that stands for its parent."""
+
+    call_id: str
+    parent: Node | None
+    root_call_id: str
+    depth: int
+    cum_len: int
+    chain_hash: bytes
+    fingerprint: bytes
+    """Of the model-written turns up to and including its answer."""
+    context: bytes
+    """Of everything up to and including its answer."""
+    preamble: bytes
+    turns: int
+    """Turns up to and including its answer."""
+    reasoning: tuple[tuple[int, bytes], ...]
+    """(turn, digest) of the reasoning in turns after the parent's answer, its own answer's included."""
+    place: tuple[str, int, int, int, int] | None
+    """writer, segment, byte offset, byte length, row in the batch."""
+
+    def chain(self) -> list[Node]:
+        """Root to this call."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What a request continues."""
+
+    outcome: Literal["root", "match", "marker"]
+    cause: Cause | None
+    """Of a root; None of a match."""
+    parent: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """An answer that may be echoed, and the call whose sequence it stands for (None: for nothing sampled)."""
+
+    call_id: str
+    node: Node | None
+    fingerprint: bytes
+    context: bytes
+    preamble: bytes
+    reasoning: tuple[tuple[int, bytes], ...]
+
+
+class AttemptLineage:
+    """The calls of one attempt, by what their answers say. Not thread-safe: the gate's event loop owns it."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._echoes: dict[bytes, list[_Echo]] = {}
+        self._by_call: dict[str, _Echo] = {}
+        self._first: dict[bytes, Node] = {}
+        self._seeds: set[bytes] = set()
+        self._answered_failures = 0
+
+    def commit(self, node: Node, *, seed: bytes | None = None) -> None:
+        """A call became durable and committed. `seed`: the request's fingerprint, of a root that started seeded."""
+        self.nodes[node.call_id] = node
+        self._first.setdefault(node.chain_hash, node)
+        self._remember(
+            _Echo(node.call_id, node, node.fingerprint, node.context, node.preamble, node.reasoning)
+        )
+        if seed is not None:
+            self._seeds.add(seed)
+
+    def overflow(self, call_id: str, parent: Node | None, history: History) -> None:
+        """An overflowed call was answered with an empty turn; `history` ends with that turn."""
+        self._remember(
+            _Echo(
+                call_id,
+                parent,
+                history.fingerprint,
+                history.context,
+                history.preamble,
+                since(history, parent),
+            )
+        )
+
+    def failed(self, *, answered: bool) -> None:
+        """A call failed. Only an answered one may come back as history that nobody captured."""
+        self._answered_failures += answered
+
+    def resolve(self, history: History) -> Resolution:
+        """The parent of a request, or why it is a root."""
+        if history.model_turns == 0:
+            return _root("no_history")
+        if history.marker is not None:
+            marked = self._by_call.get(history.marker)
+            if marked is not None and marked.fingerprint == history.fingerprint and _agrees(marked, history):
+                return _found("marker", marked.node and self._first[marked.node.chain_hash])
+        echoes = self._echoes.get(history.fingerprint)
+        if echoes is None:
+            return _root(self._unknown(history))
+        agreeing = [echo for echo in echoes if _agrees(echo, history)]
+        if not agreeing:
+            return _root(_difference(echoes, history))
+        candidates = [echo.node for echo in agreeing]
+        nodes = _distinct(node for node in candidates if node is not None)
+        if len(nodes) > 1 or (nodes and None in candidates):
+            return _root("ambiguous")
+        return _found("match", nodes[0] if nodes else None)
+
+    def _unknown(self, history: History) -> Cause:
+        first = not self._by_call and not self._answered_failures
+        return "seeded" if first or history.fingerprint in self._seeds else "no_match"
+
+    def _remember(self, echo: _Echo) -> None:
+        self._by_call[echo.call_id] = echo
+        self._echoes.setdefault(echo.fingerprint, []).append(echo)
+
+
+def since(history: History, parent: Node | None) -> tuple[tuple[int, bytes], ...]:
+    """The reasoning of a history's turns after the parent's answer."""
+    start = 0 if parent is None else parent.turns
+    return tuple(item for item in history.reasoning if item[0] >= start)
+
+
+def _root(cause: Cause) -> Resolution:
+    return Resolution(outcome="root", cause=cause, parent=None)
+
+
+def _found(outcome: Literal["match", "marker"], node: Node | None) -> Resolution:
+    """An overflowed first call stands for no sampled token: what follows it starts anew."""
+    return _root("no_history") if node is None else Resolution(outcome=outcome, cause=None, parent=node)
+
+
+def _agrees(echo: _Echo, history: History) -> bool:
+    return echo.context == history.boundary_context and _reasoning_agrees(echo, history.reasoning)
+
+
+def _reasoning_agrees(echo: _Echo, claimed: tuple[tuple[int, bytes], ...]) -> bool:
+    """Reasoning may be dropped turn by turn, but not changed and not invented."""
+    if not claimed:
+        return True
+    served = dict(echo.reasoning)
+    node = echo.node
+    while node is not None:
+        served.update(node.reasoning)
+        node = node.parent
+    return all(served.get(turn) == digest for turn, digest in claimed)
+
+
+def _difference(echoes: list[_Echo], history: History) -> Cause:
+    """Same visible model-written turns, but something else is not as it was."""
+    if any(echo.context == history.boundary_context for echo in echoes):
+        return "no_match"
+    return "history_edited" if any(echo.preamble == history.preamble for echo in echoes) else "preamble_changed"
+
+
+def _distinct(nodes: Iterable[Node]) -> list[Node]:
+    """Candidates with different tokens: twins collapse to the first committed, ancestors give way to descendants."""
+    unique: dict[bytes, Node] = {}
+    for node in nodes:
+        unique.setdefault(node.chain_hash, node)
+    if len(unique) < 2:
+        return list(unique.values())
+    ancestors = {
+        ancestor.chain_hash for node in unique.values() for ancestor in node.chain() if ancestor is not node
+    }
+    return [node for node in unique.values() if node.chain_hash not in ancestors]

@@ -1,0 +1,9 @@
+-- what: the events that make up one rollout, in the order they were decided
+-- grain: event
+-- reads: lineage
+SELECT *
+FROM lineage
+WHERE
+    rollout_id = ?
+    AND event_type IN ('rollout_registered', 'call_committed', 'rollout_sealed', 'rollout_failed')
+ORDER BY at, event_writer, event_seq;
