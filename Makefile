@@ -20,12 +20,14 @@ help: ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## everything below runs this by itself
+	@echo "ready: $(BIN)/tokenlake"
 
 $(STAMP):
-	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
+	@echo "setting up $(VENV): a few minutes, once" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/.ready-*
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[$(EXTRAS)]"
 	@touch $@
 
 demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ARGS="--groups 2")
@@ -35,8 +37,8 @@ test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## format, style, types, layers, SQL
-	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/sqlfluff lint --processes $(JOBS) tokenlake/sql
@@ -52,8 +54,8 @@ bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## ratios in one run (PEERS=1 adds
 # NeMo-Gym's token_id_capture needs pydantic and orjson only; its package asks for a hundred more.
 $(PEERS_STAMP): $(STAMP)
 	@$(PYTHON) -m venv .bench/nemo-gym
-	.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check numpy orjson pydantic
-	.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
+	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check numpy orjson pydantic
+	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
 	@touch $@
 
 clean: ## forget everything that can be made again

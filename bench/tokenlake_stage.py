@@ -15,6 +15,7 @@ from bench.measure import Timing, one_by_one, together, writers
 from bench.workload import Call, Rollout
 from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink, Stager
 from tokenlake.store.delta import Delta, Place
+from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.lake import OwnedLake
 
 __all__ = ["commit", "fill", "prepared", "stage", "stage_processes", "stage_threads"]
@@ -121,7 +122,14 @@ def stage_processes(folder: Path, spec: Sequence[tuple[int, int, int, int]]) -> 
 
 
 def _writer(barrier: Barrier, path: Path, name: str, count: int, calls: int, delta: int, seed: int) -> Timing:
-    raise NotImplementedError
+    writer = DeltaWriter(path, name)
+    chains = _chains(writer, rollouts(count, calls=calls, delta=delta, seed=seed))
+    items = [item for chain in chains for item in chain.work]
+    try:
+        barrier.wait()
+        return _checked(chains, one_by_one(_capture, items))
+    finally:
+        writer.close()
 
 
 def commit(folder: Path, work: Sequence[Rollout]) -> Timing:

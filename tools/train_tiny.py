@@ -1,7 +1,7 @@
 """Makes the weights of the embedded tiny model: tokenizer, supervised warm start, and a measurement.
 
     python tools/train_tiny.py tokenizer            # tokenizer.json and config.json
-    python tools/train_tiny.py train --minutes 20   # model.safetensors; steps, not the clock, set the schedule
+    python tools/train_tiny.py train                # model.safetensors
     python tools/train_tiny.py solve --tasks 100    # solve rate of the agent loop at temperature 1.0
 
 Every run is a function of its seed, the versions of torch, tokenizers and reasoning_gym, and the number of threads. The
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ import reasoning_gym
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenlake.ingest.engine import SamplingParams
 from tokenlake.ingest.tiny import tasks
@@ -41,7 +42,7 @@ from tokenlake.ingest.tiny.tokenizer import TinyTokenizer, train_tokenizer
 
 WEIGHTS = Path(__file__).parent.parent / "tokenlake" / "ingest" / "tiny" / "weights"
 VOCAB_SIZE = 1024
-TYPO_RATE = 0.3
+TYPO_RATE = 0.45
 THINK_RATE = 0.2
 THOUGHTS = ("I use the calculator.", "One call is enough.", "Copy the expression.", "I check the result.")
 SAYINGS = ("Let me calculate.", "I use the calculator.", "Let me check.")
@@ -64,6 +65,7 @@ class Questions:
         ]
 
     def __call__(self) -> tuple[str, str, str]:
+        """Draw the next one."""
         (_, dataset), *_ = self._rng.choices(self._sets, weights=[weight for weight, _ in self._sets])
         entry = dataset[self._rng.randrange(10**8)]
         return entry["question"], entry["metadata"]["expression"], entry["answer"]
@@ -77,6 +79,7 @@ class Conversations:
         self._questions = Questions(self._rng)
 
     def __call__(self) -> tuple[Messages, list[dict[str, Any]] | None]:
+        """Draw the next one."""
         rng = self._rng
         question, expression, _ = self._questions()
         if rng.random() < 0.06:
@@ -201,23 +204,44 @@ def make_tokenizer(seed: int) -> None:
     (WEIGHTS / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
 
 
-class Batches:
-    """Endless (ids [B, T], targets at the trained positions): conversations of like length, padded at the end."""
+class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Endless (ids [B, T], which of them an assistant sampled [B, T]): conversations of like length, padded at the end.
+
+    Each worker process of a loader draws from a seed of its own.
+    """
 
     def __init__(self, seed: int, size: int) -> None:
-        self._rng = random.Random(seed)
-        self._conversations = Conversations(seed)
+        super().__init__()
+        self._seed, self._size = seed, size
         self._tokenizer = TinyTokenizer(WEIGHTS / "tokenizer.json")
         self._template = ChatTemplate()
-        self._size = size
         self._header = self._tokenizer.encode("<|im_start|>assistant\n")
-        self._ready: list[list[list[int]]] = []
 
-    def _ids(self) -> list[int]:
-        messages, tools = self._conversations()
-        keep = self._rng.random() < 0.7
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Draw batches without end."""
+        worker = get_worker_info()
+        seed = self._seed * 1000 + (worker.id if worker is not None else 0)
+        conversations, rng = Conversations(seed), random.Random(seed)
+        while True:
+            pool = sorted((self._ids(conversations, rng) for _ in range(self._size * 16)), key=len)
+            batches = [pool[i : i + self._size] for i in range(0, len(pool), self._size)]
+            rng.shuffle(batches)
+            yield from map(self._padded, batches)
+
+    def _ids(self, conversations: Conversations, rng: random.Random) -> list[int]:
+        messages, tools = conversations()
+        keep = rng.random() < 0.7
         text = self._template.render(messages, tools, add_generation_prompt=False, keep_thinking=keep)
         return self._tokenizer.encode(text)[:1024]
+
+    def _padded(self, batch: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        longest = max(map(len, batch))
+        ids = torch.full((len(batch), longest), self._tokenizer.pad_id)
+        trained = torch.zeros((len(batch), longest), dtype=torch.bool)
+        for row, sequence in enumerate(batch):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            trained[row, : len(sequence)] = torch.tensor(self._trained(sequence))
+        return ids, trained
 
     def _trained(self, ids: list[int]) -> list[bool]:
         """Which ids an assistant turn sampled, its end-of-turn included."""
@@ -231,53 +255,38 @@ class Batches:
                 inside = True
         return trained
 
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self._ready:
-            pool = sorted((self._ids() for _ in range(self._size * 16)), key=len)
-            self._ready = [pool[i : i + self._size] for i in range(0, len(pool), self._size)]
-            self._rng.shuffle(self._ready)
-        batch = self._ready.pop()
-        longest = max(map(len, batch))
-        ids = torch.full((len(batch), longest), self._tokenizer.pad_id)
-        trained = torch.zeros((len(batch), longest), dtype=torch.bool)
-        for row, sequence in enumerate(batch):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-            trained[row, : len(sequence)] = torch.tensor(self._trained(sequence))
-        return ids, trained
 
-
-def train(*, steps: int, batch: int, peak: float, seed: int, minutes: float, out: Path) -> None:
-    """Train and write float16 weights at every 250 steps; stops early, without its cool-down, after `minutes`."""
+def train(*, steps: int, batch: int, peak: float, seed: int, workers: int, device: str, out: Path) -> None:
+    """Train, and write float16 weights at every 500 steps and at the end."""
     torch.manual_seed(seed)
-    model = TinyModel(TinyConfig.read(WEIGHTS / "config.json"))
-    batches = Batches(seed, batch)
+    torch.set_float32_matmul_precision("high")
+    model = TinyModel(TinyConfig.read(WEIGHTS / "config.json")).to(device)
+    loader = DataLoader(
+        Batches(seed, batch), batch_size=None, num_workers=workers, prefetch_factor=8 if workers else None
+    )
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.97), fused=True)
-    began, seen, shown = time.monotonic(), 0, 0.0
-    for step in range(1, steps + 1):
-        rate = peak * min(1.0, step / 80) * (0.04 + 0.96 * min(1.0, (1 - step / steps) / 0.6))
+    began, seen = time.monotonic(), 0
+    for step, (ids, trained) in enumerate(itertools.islice(loader, steps), start=1):
+        rate = peak * min(1.0, step / 200) * (0.02 + 0.98 * min(1.0, (1 - step / steps) / 0.5))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        ids, trained = batches()
-        hidden = model.hidden(ids[:, :-1])[trained[:, 1:]]
-        loss = F.cross_entropy(model.logits(hidden), ids[:, 1:][trained[:, 1:]])
+        targets, chosen = ids[:, 1:][trained[:, 1:]].to(device), trained[:, 1:].flatten().nonzero()[:, 0].to(device)
+        hidden = model.hidden(ids[:, :-1].to(device)).flatten(0, 1)[chosen]
+        loss = F.cross_entropy(model.logits(hidden), targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seen += ids.numel()
-        shown = loss.item() if step == 1 else 0.97 * shown + 0.03 * loss.item()
-        if not math.isfinite(shown):
-            raise SystemExit("the loss is not finite")
-        spent = time.monotonic() - began
-        if step % 25 == 0:
-            print(f"step {step} loss {shown:.4f} rate {rate:.2e} tokens {seen} seconds {spent:.0f}", flush=True)
-        if step % 250 == 0 or step == steps or spent > minutes * 60:
-            save_file({name: p.detach().half() for name, p in model.named_parameters()}, out)
-        if spent > minutes * 60:
-            break
+        if step % 100 == 0:
+            spent = time.monotonic() - began
+            print(f"step {step} loss {loss.item():.4f} rate {rate:.2e} tokens {seen} seconds {spent:.0f}", flush=True)
+        if step % 500 == 0 or step == steps:
+            save_file({name: p.detach().half().cpu() for name, p in model.named_parameters()}, out)
+            out.chmod(0o644)
 
 
 async def solve(*, count: int, rollouts: int, temperature: float, seed: int) -> None:
@@ -321,16 +330,18 @@ async def solve(*, count: int, rollouts: int, temperature: float, seed: int) -> 
 
 
 def main() -> None:
+    """Read the command line and do the one job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     commands.add_parser("tokenizer")
     training = commands.add_parser("train")
-    training.add_argument("--steps", type=int, default=2000)
-    training.add_argument("--batch", type=int, default=24)
+    training.add_argument("--steps", type=int, default=5000)
+    training.add_argument("--batch", type=int, default=128)
     training.add_argument("--peak", type=float, default=3e-3, help="learning rate")
-    training.add_argument("--minutes", type=float, default=20.0)
+    training.add_argument("--workers", type=int, default=14, help="processes that draw conversations")
+    training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     training.add_argument("--out", type=Path, default=WEIGHTS / "model.safetensors")
     solving = commands.add_parser("solve")
     solving.add_argument("--tasks", type=int, default=100)
@@ -346,7 +357,8 @@ def main() -> None:
             batch=options.batch,
             peak=options.peak,
             seed=options.seed,
-            minutes=options.minutes,
+            workers=options.workers,
+            device=options.device,
             out=options.out,
         )
     else:

@@ -142,17 +142,28 @@ def test_reasoning_may_be_dropped_from_old_turns_alone_and_tells_siblings_apart(
     )
 
 
+def overflow(agent: Agent, call_id: str, parent: Node | None, messages: list[dict[str, Any]]) -> None:
+    after = agent.history(messages).then(READER.turn(said("")))
+    agent.lineage.overflow(
+        call_id,
+        parent,
+        fingerprint=after.fingerprint,
+        context=after.context,
+        preamble=after.preamble,
+        reasoning=since(after, parent),
+    )
+
+
 def test_an_overflowed_turn_may_be_echoed_and_stands_for_its_parent() -> None:
     agent = Agent()
     node = agent.call("c0", [user("1")], said("a"), "t0")
-    request = agent.history([user("1"), said("a"), user("long")])
-    agent.lineage.overflow("c1", node, request.then(READER.turn(said(""))))
+    overflow(agent, "c1", node, [user("1"), said("a"), user("long")])
     echo = [user("1"), said("a"), user("long"), said(""), user("2")]
     assert agent.ask(*echo) == ("match", "c0")
     agent.call("c2", echo, said("b"), "t2")
     assert agent.ask(*echo, said("b"), user("3")) == ("match", "c2")
     first = Agent()
-    first.lineage.overflow("c0", None, first.history([user("long")]).then(READER.turn(said(""))))
+    overflow(first, "c0", None, [user("long")])
     assert first.ask(user("long"), said(None), user("2")) == ("root", "no_history")
 
 

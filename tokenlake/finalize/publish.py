@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenlake import sql
 from tokenlake.errors import DamagedLake, NotFound
@@ -103,48 +104,50 @@ def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: flo
 
 def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
     con = lake.connect(groups=due)
-    table = con.execute(sql.read("reads/rows_to_publish"), [now, due]).to_arrow_table()
-    table = table.select(ROW.names).cast(ROW)
-    counted = con.execute(sql.read("reads/due_counts"), [due]).fetchall()
-    con.close()
-    by_group = {row[0]: row for row in counted}
-    keep = [group_id for group_id in due if by_group[group_id][4] is None]
-    _check_whole(lake, table, keep, by_group)
-    segment = lake.write_rows(table) if keep else None
-    events: list[dict[str, Any]] = []
+    try:
+        table = con.execute(sql.read("reads/rows_to_publish"), [now, due]).to_arrow_table()
+        table = table.select(ROW.names).cast(ROW)
+        con.register("due_rows", table)
+        verdicts = con.execute(sql.read("reads/published_counts"), [due]).to_arrow_table().to_pylist()
+    finally:
+        con.close()
     results: list[PublishedGroup] = []
-    for group_id in due:
-        _, n, valid, versions, drop, reasons = by_group[group_id]
-        event: dict[str, Any] = {"group_id": group_id, "n": n, "cutoff_at": now}
-        if drop is None:
-            event |= {
-                "event_type": "group_published",
-                "segment": segment,
-                "weight_version": versions["group_min_wv"],
-                "weight_version_end": versions["group_max_wv"],
-                "detail": json.dumps(dict(policy), sort_keys=True),
-            }
-        else:
-            event |= {"event_type": "group_dropped", "reason": drop}
-        events.append(event)
-        results.append(
-            PublishedGroup(group_id=group_id, n=n, valid=valid, reasons=json.loads(reasons), dropped=drop)
-        )
-    if events:
-        lake.lineage.append_many(events)
-        lake.lineage.anchor()
-    return results
-
-
-def _check_whole(lake: OwnedLake, table: pa.Table, keep: list[str], by_group: Mapping[str, Any]) -> None:
-    """A group is published with exactly N rows or not at all."""
-    counts: dict[str, int] = {}
-    for group_id in table.column("group_id").to_pylist():
-        counts[group_id] = counts.get(group_id, 0) + 1
-    for group_id in keep:
-        if counts.get(group_id) != by_group[group_id][1]:
+    for verdict in verdicts:
+        if verdict["published"] != verdict["n"]:
             raise DamagedLake(
-                f"group {group_id} in {lake.path} would publish {counts.get(group_id, 0)} rows instead of "
-                f"{by_group[group_id][1]}: run `tokenlake audit`",
-                group_id=group_id,
+                f"group {verdict['group_id']} in {lake.path} would publish {verdict['published']} rows instead of "
+                f"{verdict['n']}: run `tokenlake audit`",
+                group_id=verdict["group_id"],
             )
+        results.append(
+            PublishedGroup(
+                group_id=verdict["group_id"],
+                n=verdict["n"],
+                valid=verdict["valid"],
+                reasons=json.loads(verdict["reasons"]),
+                dropped="min_valid_fraction_per_group" if verdict["too_few"] else None,
+            )
+        )
+    kept = [result.group_id for result in results if result.dropped is None]
+    segment = None
+    if kept:
+        segment = lake.write_rows(table.filter(pc.is_in(table.column("group_id"), pa.array(kept))))
+    settled = json.dumps(dict(policy), sort_keys=True)
+    lake.lineage.append_many(
+        [
+            {"group_id": verdict["group_id"], "n": verdict["n"], "cutoff_at": now, "detail": settled}
+            | (
+                {
+                    "event_type": "group_published",
+                    "segment": segment,
+                    "weight_version": verdict["group_min_wv"],
+                    "weight_version_end": verdict["group_max_wv"],
+                }
+                if result.dropped is None
+                else {"event_type": "group_dropped", "reason": result.dropped}
+            )
+            for verdict, result in zip(verdicts, results, strict=True)
+        ]
+    )
+    lake.lineage.anchor()
+    return results

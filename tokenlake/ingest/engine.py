@@ -127,7 +127,9 @@ class Engine(Protocol):
         ...
 
     @property
-    def pad_id(self) -> int: ...
+    def pad_id(self) -> int:
+        """The id that fills what no token fills."""
+        ...
 
     @property
     def weight_version(self) -> int | None:
@@ -186,7 +188,8 @@ class Engine(Protocol):
 
     def digests(self) -> dict[str, str]:
         """SHA-256 hex digests for lineage, under `tokenizer`, `template` and `model` (the weights the engine
-        started with; what is loaded later is named by its version)."""
+        started with; what is loaded later is named by its version).
+        """
         ...
 
     async def set_weights(self, state: Mapping[str, torch.Tensor] | None, version: int) -> None:

@@ -25,7 +25,7 @@ from typing import Any, cast
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.messages import Conversation, Turn
 
-__all__ = ["History", "canonical_arguments", "reasoning_digest", "text_digest", "trace"]
+__all__ = ["History", "canonical_arguments", "json_digest", "reasoning_digest", "text_digest", "trace"]
 
 _MAX_NESTING = 100
 _START = hashlib.sha256(b"tokenlake.fingerprint.1").digest()
@@ -108,6 +108,11 @@ def _step(history: History, turn: Turn, digest: bytes, linkage: Mapping[str, int
         marker=turn.marker,
         linkage=linkage,
     )
+
+
+def json_digest(value: object) -> bytes:
+    """Digest of a JSON value, independent of key order, spacing and escapes: what makes two requests the same."""
+    return hashlib.sha256(b"tokenlake.json.1" + _canonical(value)).digest()
 
 
 def text_digest(text: str) -> bytes:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenlake.ingest.fingerprint import History
+from tokenlake.store.delta import Place
 
-__all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Node", "Resolution"]
+__all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Cause", "Node", "Resolution", "since"]
 
 Cause = Literal[
     "no_history",
@@ -58,8 +59,8 @@ class Node:
     """Turns up to and including its answer."""
     reasoning: tuple[tuple[int, bytes], ...]
     """(turn, digest) of the reasoning in turns after the parent's answer, its own answer's included."""
-    place: tuple[str, int, int, int, int] | None
-    """writer, segment, byte offset, byte length, row in the batch."""
+    place: Place | None
+    """Where its delta lies; None when lineage does not say."""
 
     def chain(self) -> list[Node]:
         """Root to this call."""
@@ -114,18 +115,18 @@ class AttemptLineage:
         if seed is not None:
             self._seeds.add(seed)
 
-    def overflow(self, call_id: str, parent: Node | None, history: History) -> None:
-        """An overflowed call was answered with an empty turn; `history` ends with that turn."""
-        self._remember(
-            _Echo(
-                call_id,
-                parent,
-                history.fingerprint,
-                history.context,
-                history.preamble,
-                since(history, parent),
-            )
-        )
+    def overflow(
+        self,
+        call_id: str,
+        parent: Node | None,
+        *,
+        fingerprint: bytes,
+        context: bytes,
+        preamble: bytes,
+        reasoning: tuple[tuple[int, bytes], ...],
+    ) -> None:
+        """An overflowed call was answered with an empty turn; the digests cover that turn."""
+        self._remember(_Echo(call_id, parent, fingerprint, context, preamble, reasoning))
 
     def failed(self, *, answered: bool) -> None:
         """A call failed. Only an answered one may come back as history that nobody captured."""

@@ -33,10 +33,11 @@ WEIGHTS_DIR = Path(__file__).with_name("weights")
 class TinyEngine:
     """An `Engine` over a directory of weights; one instance, any number of concurrent requests.
 
-    `seed` drives the requests that bring no seed of their own, in the order of their `generate` calls. `trace_path`
-    is a JSONL file to which the engine appends what it sampled, one line a finished request: `request_id`,
+    `seed` drives the requests that bring no seed of their own, in the order of their `generate` calls. `trace_path` is
+    a JSONL file to which the engine appends what it sampled, one line a finished request: `request_id`,
     `prompt_token_ids`, `token_ids`, `logprobs`, `versions` (of the weights, one a token). `max_batch` requests run at
-    once; others wait.
+    once; others wait. `threads` is torch's thread count for the engine's own thread (None leaves it as it is): steps
+    this small lose more by waiting for a second thread than they gain, by far where cores are shared.
     """
 
     logprob_mode: LogprobMode = "processed"
@@ -47,6 +48,7 @@ class TinyEngine:
         seed: int = 0,
         trace_path: Path | str | None = None,
         max_batch: int = 32,
+        threads: int | None = 1,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be 1 or more, got {max_batch}")
@@ -60,7 +62,7 @@ class TinyEngine:
         self._seed, self._submitted = seed, 0
         self._active: set[str] = set()
         trace = Path(trace_path) if trace_path is not None else None
-        self._scheduler = Scheduler(self.model, self._tokenizer, max_batch, trace)
+        self._scheduler = Scheduler(self.model, self._tokenizer, max_batch, threads, trace)
 
     @property
     def name(self) -> str:
@@ -182,8 +184,8 @@ class TinyEngine:
         """Text of these ids; `skip_special` leaves out turn and text ends, not the markers of thinking and tools."""
         return self._tokenizer.decode(ids, skip_special=skip_special)
 
-    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:
-        """A generation as an assistant turn; the text says it all, the ids are not needed here."""
+    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
+        """A generation as an assistant turn; the text says it all here, whatever the ids."""
         return parse_turn(text)
 
     def digests(self) -> dict[str, str]:

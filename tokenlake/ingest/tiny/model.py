@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -51,13 +52,14 @@ class TinyConfig:
 class KVCache:
     """Keys and values of up to `slots` sequences: float32 `[L, slots, K, max_model_len, D]`, zero where unwritten.
 
-    Pages are committed by the operating system when they are first written, so an idle cache is nearly free.
+    numpy's zeros come from the operating system, which commits a page when it is first written; torch's are written at
+    once. So an idle cache is nearly free.
     """
 
     def __init__(self, config: TinyConfig, slots: int) -> None:
         shape = (config.n_layers, slots, config.n_kv_heads, config.max_model_len, config.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        self.values = torch.from_numpy(np.zeros(shape, dtype=np.float32))
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot over another."""

@@ -7,6 +7,9 @@ it. New weights keep the caches: a request goes on over keys and values of the o
 version sampled what.
 """
 
+# The stubs of torch leave `tolist` unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import json
@@ -31,12 +34,20 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Runs in a thread of its own from `start` to `stop`; every other method may be called from any thread."""
 
-    def __init__(self, model: TinyModel, tokenizer: TinyTokenizer, max_batch: int, trace_path: Path | None) -> None:
+    def __init__(
+        self,
+        model: TinyModel,
+        tokenizer: TinyTokenizer,
+        max_batch: int,
+        threads: int | None,
+        trace_path: Path | None,
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._max_batch = max_batch
+        self._threads = threads
         self._trace_path = trace_path
-        self._cache: KVCache | None = None
+        self._cache = KVCache(model.config, max_batch)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -90,6 +101,8 @@ class Scheduler:
             return self._open
 
     def _serve(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         try:
             with torch.no_grad():
                 self._loop()
@@ -129,14 +142,11 @@ class Scheduler:
             self._commands.get()()
 
     def _admit(self, request: Request) -> None:
-        if self._cache is None:
-            self._cache = KVCache(self._model.config, self._max_batch)
         logits = self._model.prefill(torch.tensor(request.prompt), self._cache, len(self._running))
         self._running.append(request)
         self._sample(logits[None], [request])
 
     def _step(self) -> None:
-        assert self._cache is not None
         batch = list(self._running)
         newest = torch.tensor([request.token_ids[-1] for request in batch])
         lengths = torch.tensor([_held(request) for request in batch])
@@ -146,7 +156,7 @@ class Scheduler:
         params = [request.params for request in batch]
         logprobs = processed_logprobs(logits, params)
         ids = draw(logprobs, params, [request.generator for request in batch])
-        chosen: list[float] = logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()  # pyright: ignore[reportUnknownMemberType]
+        chosen = logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
         for request, token_id, logprob in zip(batch, ids, chosen, strict=True):
             request.append(token_id, logprob, self.version, self._tokenizer)
             if request.finish_reason is not None:
@@ -157,7 +167,6 @@ class Scheduler:
         """Give its slot to the last running request."""
         slot, last = self._running.index(request), self._running.pop()
         if last is not request:
-            assert self._cache is not None
             self._cache.move(len(self._running), slot, _held(last) + 1)
             self._running[slot] = last
 

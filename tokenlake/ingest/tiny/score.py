@@ -28,7 +28,9 @@ class HasModel(Protocol):
     """What holds a model, as `TinyEngine` does."""
 
     @property
-    def model(self) -> TinyModel: ...
+    def model(self) -> TinyModel:
+        """The network that samples."""
+        ...
 
 
 def score(

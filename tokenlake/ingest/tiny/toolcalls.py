@@ -68,8 +68,10 @@ def _read_call(block: str) -> tuple[str, str] | None:
 
 
 def _members(text: str) -> dict[str, str]:
-    """The members of a JSON object, each value as it is written; JSONDecodeError for what is not one or repeats a
-    key.""" found: dict[str, str] = {} place = _expect(text, 0, "{") while True:
+    """The members of a JSON object, each value as it is written; JSONDecodeError otherwise, also for a repeated key."""
+    found: dict[str, str] = {}
+    place = _expect(text, 0, "{")
+    while True:
         key, place = _decode(text, place)
         if not isinstance(key, str) or key in found:
             raise JSONDecodeError("a key is no text or is repeated", text, place)

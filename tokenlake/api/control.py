@@ -1,0 +1,252 @@
+"""The fold: lineage events in, the state of every group out.
+
+`Control.apply` is the only code that changes this state, for an event that was just appended and for one that a
+restarted gate reads back, so both come to the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Overflow, Rollout, State
+from tokenlake.ids import split_rollout_id
+from tokenlake.ingest.fingerprint import text_digest
+from tokenlake.ingest.resolve import Node
+from tokenlake.store.delta import Place
+
+__all__ = ["Control", "Event"]
+
+Event = Mapping[str, Any]
+"""Columns of a lineage event; times are microseconds since the epoch."""
+
+
+class Control:
+    """All groups of a lake. Not thread-safe: the service's event loop owns it."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self.weight_version: int | None = None
+        self.workers: dict[str, dict[str, Any]] = {}
+        self.policy: dict[str, Any] = {}
+        self.models: list[dict[str, Any]] = []
+        self.keys: dict[tuple[str, int, bytes], str] = {}
+        """(rollout, attempt, idempotency digest) to the call that answered it."""
+
+    def rollout(self, rollout_id: str) -> Rollout | None:
+        """The rollout of this id; None when its group or it is unknown."""
+        group = self.groups.get(split_rollout_id(rollout_id)[0])
+        return group and group.rollouts.get(rollout_id)
+
+    def group_of(self, rollout_id: str) -> Group:
+        """The group of a known rollout."""
+        return self.groups[split_rollout_id(rollout_id)[0]]
+
+    def apply(self, event: Event) -> None:
+        """Fold one event."""
+        handler = _HANDLERS.get(event["event_type"])
+        if handler is not None:
+            handler(self, event)
+
+    def _attempt(self, event: Event) -> Attempt | None:
+        rollout = self.rollout(event["rollout_id"])
+        return rollout and rollout.attempts.get(event.get("attempt") or 0)
+
+    def _group_registered(self, event: Event) -> None:
+        key = event.get("idempotency_digest")
+        group = Group(
+            group_id=event["group_id"],
+            n=event["n"],
+            registered_at=event["at"],
+            deadline_at=event.get("deadline_at"),
+            purpose=event.get("purpose") or "train",
+            meta=_detail(event),
+            weight_version=event.get("weight_version"),
+            created_by=None if key is None else (key, event["request_digest"]),
+        )
+        self.groups.setdefault(group.group_id, group)
+
+    def _rollout_registered(self, event: Event) -> None:
+        name, attempt = event["rollout_id"], event.get("attempt") or 0
+        group = self.groups.get(split_rollout_id(name)[0])
+        if group is None:
+            return
+        rollout = group.rollouts.setdefault(name, Rollout(name))
+        for older in rollout.attempts.values():
+            older.release()
+        made = Attempt(
+            name, attempt, event["at"], touched_at=event["at"], created_by=event.get("idempotency_digest")
+        )
+        rollout.attempts.setdefault(attempt, made)
+
+    def _call_committed(self, event: Event) -> None:
+        attempt = self._attempt(event)
+        if attempt is None or event["call_id"] in attempt.calls or attempt.released:
+            return
+        detail = _detail(event)
+        call = _call(event, detail, attempt)
+        attempt.calls[event["call_id"]] = call
+        attempt.committed += 1
+        attempt.touched_at = event["at"]
+        attempt.inflight.discard(event["call_id"])
+        if detail.get("poison"):
+            attempt.failures.append(Failure(call_id=event["call_id"], reason=detail["poison"], answered=True))
+        seed = detail.get("seed")
+        attempt.lineage.commit(call.node, seed=bytes.fromhex(seed) if seed else None)
+        if call.idempotency_digest is not None:
+            self.keys[attempt.rollout_id, attempt.attempt, call.idempotency_digest] = event["call_id"]
+
+    def _call_failed(self, event: Event) -> None:
+        attempt = self._attempt(event)
+        if attempt is None:
+            return
+        answered = bool(event.get("answered"))
+        attempt.failures.append(
+            Failure(call_id=event["call_id"], reason=event.get("reason") or "unknown", answered=answered)
+        )
+        attempt.touched_at = event["at"]
+        attempt.inflight.discard(event["call_id"])
+        attempt.lineage.failed(answered=answered)
+
+    def _call_overflowed(self, event: Event) -> None:
+        attempt = self._attempt(event)
+        if attempt is None or attempt.released:
+            return
+        overflow = Overflow(
+            call_id=event["call_id"], response_id=event.get("response_id"), parent_call_id=event.get("parent_call_id")
+        )
+        attempt.overflows[overflow.call_id] = overflow
+        attempt.touched_at = event["at"]
+        attempt.inflight.discard(event["call_id"])
+        detail = _detail(event)
+        parent = attempt.calls.get(overflow.parent_call_id or "")
+        if event.get("fingerprint") and "preamble" in detail:
+            attempt.lineage.overflow(
+                overflow.call_id,
+                parent and parent.node,
+                fingerprint=event["fingerprint"],
+                context=event["context_digest"],
+                preamble=bytes.fromhex(detail["preamble"]),
+                reasoning=_reasoning(detail),
+            )
+
+    def _rollout_frozen(self, event: Event) -> None:
+        attempt = self._attempt(event)
+        if attempt is not None and attempt.state == "open":
+            attempt.state = "frozen"
+            attempt.boundary_id = _detail(event).get("boundary_id")
+            attempt.boundary_terminal = event.get("terminal_call_id")
+
+    def _rollout_sealed(self, event: Event) -> None:
+        self._end(event, "sealed")
+
+    def _rollout_failed(self, event: Event) -> None:
+        self._end(event, "failed")
+
+    def _end(self, event: Event, state: State) -> None:
+        attempt = self._attempt(event)
+        if attempt is None or (attempt.end is not None and not attempt.retry):
+            return
+        attempt.state = state
+        attempt.end = {**_detail(event), "reason": event.get("reason"), "reward": event.get("reward")}
+
+    def _group_closed(self, event: Event) -> None:
+        group = self.groups.get(event["group_id"])
+        if group is None:
+            return
+        group.state = "published" if event["event_type"] == "group_published" else "dropped"
+        for rollout in group.rollouts.values():
+            for attempt in rollout.attempts.values():
+                if attempt.end is None:
+                    attempt.state, attempt.end = "failed", {"reason": "never_sealed"}
+                attempt.release()
+        names = set(group.rollouts)
+        for key in [key for key in self.keys if key[0] in names]:
+            del self.keys[key]
+
+    def _weight_version(self, event: Event) -> None:
+        self.weight_version = event.get("weight_version")
+
+    def _worker(self, event: Event) -> None:
+        detail = _detail(event)
+        self.workers[detail.get("worker_id") or event.get("writer") or ""] = {
+            **detail,
+            "loaded_weight_version": event.get("weight_version"),
+            "registered_at": event["at"],
+        }
+
+    def _policy(self, event: Event) -> None:
+        self.policy = _detail(event)
+
+    def _model(self, event: Event) -> None:
+        self.models.append(_detail(event))
+
+
+def _detail(event: Event) -> dict[str, Any]:
+    text = event.get("detail")
+    return json.loads(text) if text else {}
+
+
+def _reasoning(detail: Mapping[str, Any]) -> tuple[tuple[int, bytes], ...]:
+    return tuple((turn, bytes.fromhex(digest)) for turn, digest in detail.get("reasoning", ()))
+
+
+def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
+    parent = attempt.calls.get(event.get("parent_call_id") or "")
+    node = Node(
+        call_id=event["call_id"],
+        parent=parent and parent.node,
+        root_call_id=event.get("root_call_id") or event["call_id"],
+        depth=event.get("depth") or 0,
+        cum_len=event["cum_len"],
+        chain_hash=event["chain_hash"],
+        fingerprint=event.get("fingerprint") or event["chain_hash"],
+        context=event.get("context_digest") or b"",
+        preamble=bytes.fromhex(detail.get("preamble", "")),
+        turns=detail.get("turns", 0),
+        reasoning=_reasoning(detail),
+        place=None
+        if event.get("writer") is None
+        else Place(
+            writer=event["writer"],
+            segment=event["segment"],
+            byte_offset=event["byte_offset"],
+            byte_length=event["byte_length"],
+            batch_row=event["batch_row"],
+        ),
+    )
+    return Call(
+        node=node,
+        response_id=event.get("response_id"),
+        prev_len=event["prev_len"],
+        delta_len=event["delta_len"],
+        sampled_tokens=event["sampled_tokens"],
+        mode=event["mode"],
+        cause=event.get("reason"),
+        weight_version=event.get("weight_version"),
+        weight_version_end=event.get("weight_version_end"),
+        digest=event["digest"],
+        prompt_digest=event.get("prompt_digest"),
+        text_digest=text_digest(event.get("served_text") or ""),
+        request_digest=event.get("request_digest"),
+        idempotency_digest=event.get("idempotency_digest"),
+    )
+
+
+_HANDLERS: dict[str, Callable[[Control, Event], None]] = {
+    "group_registered": Control._group_registered,  # pyright: ignore[reportPrivateUsage]
+    "rollout_registered": Control._rollout_registered,  # pyright: ignore[reportPrivateUsage]
+    "call_committed": Control._call_committed,  # pyright: ignore[reportPrivateUsage]
+    "call_failed": Control._call_failed,  # pyright: ignore[reportPrivateUsage]
+    "call_overflowed": Control._call_overflowed,  # pyright: ignore[reportPrivateUsage]
+    "rollout_frozen": Control._rollout_frozen,  # pyright: ignore[reportPrivateUsage]
+    "rollout_sealed": Control._rollout_sealed,  # pyright: ignore[reportPrivateUsage]
+    "rollout_failed": Control._rollout_failed,  # pyright: ignore[reportPrivateUsage]
+    "group_published": Control._group_closed,  # pyright: ignore[reportPrivateUsage]
+    "group_dropped": Control._group_closed,  # pyright: ignore[reportPrivateUsage]
+    "weight_version_published": Control._weight_version,  # pyright: ignore[reportPrivateUsage]
+    "worker_registered": Control._worker,  # pyright: ignore[reportPrivateUsage]
+    "policy_set": Control._policy,  # pyright: ignore[reportPrivateUsage]
+    "model_registered": Control._model,  # pyright: ignore[reportPrivateUsage]
+}

@@ -1,0 +1,42 @@
+"""Writing decisions down: an event is durable before the state it changes is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tokenlake.api.control import Control
+
+__all__ = ["Ledger", "LineageWriter", "now_us"]
+
+
+class LineageWriter(Protocol):
+    """What is needed of a lake's lineage log: durable when it returns. Thread-safe."""
+
+    def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
+
+
+class Ledger:
+    """Appends events in a thread, then folds them on the event loop."""
+
+    def __init__(self, lineage: LineageWriter, control: Control) -> None:
+        self._lineage = lineage
+        self._control = control
+
+    async def append(self, *events: dict[str, Any]) -> None:
+        """Append events as one atomic batch; raises `StorageFailed` when they are not durable.
+
+        Once begun it is not undone by cancellation: what is durable is also folded.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._append(events)))
+
+    async def _append(self, events: Sequence[dict[str, Any]]) -> None:
+        for event in await asyncio.to_thread(self._lineage.append_many, events):
+            self._control.apply(event)
+
+
+def now_us() -> int:
+    """Microseconds since the epoch."""
+    return time.time_ns() // 1000

@@ -1,0 +1,139 @@
+"""Publishing in the background: groups whose rollouts have ended at once, others at their deadline.
+
+What a row is, is decided in `tokenlake.finalize`; this only calls it, one run at a time in a thread, and tells the gate
+which groups are closed. A run that fails is logged, counted and tried again at the next tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from tokenlake.api.control import Control
+from tokenlake.api.ledger import now_us
+from tokenlake.api.lifecycle import Lifecycle
+from tokenlake.api.metrics import Metrics
+from tokenlake.api.rollouts import Group
+from tokenlake.api.settings import Settings
+from tokenlake.errors import Conflict, NotFound, TokenlakeError
+from tokenlake.finalize.publish import PublishedGroup, publish_due
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Watches groups and publishes those that are due."""
+
+    def __init__(self, lake: OwnedLake, control: Control, metrics: Metrics, settings: Settings) -> None:
+        self._lake = lake
+        self._control = control
+        self._metrics = metrics
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._one = asyncio.Lock()
+        self._running: asyncio.Future[list[PublishedGroup]] | None = None
+        self.lifecycle: Lifecycle | None = None
+        """Ends attempts whose time to live has passed; set once, by the service."""
+
+    def ended(self, group_id: str) -> None:
+        """A rollout of this group has ended: look at it soon."""
+        group = self._control.groups.get(group_id)
+        if group is not None and group.due:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._settings.tick_s)
+            except TimeoutError:
+                await self._expire()
+            self._wake.clear()
+            due = [group.group_id for group in self._control.groups.values() if self._is_due(group)]
+            if not due:
+                continue
+            try:
+                await self.publish(due)
+            except TokenlakeError as error:
+                _log.exception("publishing failed and is tried again: %s", error.message)
+                await asyncio.sleep(self._settings.tick_s)
+
+    async def publish(self, groups: Iterable[str], *, force_deadline: bool = False) -> list[PublishedGroup]:
+        """Publish these groups now, as far as they are due. Once begun it is not undone by cancellation."""
+        self._running = asyncio.ensure_future(self._publish(list(groups), force_deadline))
+        return await asyncio.shield(self._running)
+
+    async def settle(self) -> None:
+        """Wait for a run that is going on."""
+        async with self._one:
+            return
+
+    async def _publish(self, names: list[str], force_deadline: bool) -> list[PublishedGroup]:
+        async with self._one:
+            names = [name for name in names if self._control.groups[name].state == "open"]
+            if not names:
+                return []
+            for name in names:
+                self._close(self._control.groups[name])
+            began = time.monotonic()
+            done = await asyncio.to_thread(publish_due, self._lake, groups=names, force_deadline=force_deadline)
+            self._metrics.finalize.observe(time.monotonic() - began)
+            for group in done:
+                self._count(group)
+                kind = "group_published" if group.dropped is None else "group_dropped"
+                self._control.apply({"event_type": kind, "group_id": group.group_id})
+            return done
+
+    async def publish_now(self, group_id: str) -> PublishedGroup:
+        """Publish one group whose deadline is taken as passed; raises `Conflict` when it is closed."""
+        group = self._control.groups.get(group_id)
+        if group is None:
+            raise NotFound(f"no group {group_id}", group_id=group_id)
+        done = await self.publish([group_id], force_deadline=True)
+        if not done:
+            raise Conflict(f"group {group_id} is {group.state}", group_id=group_id)
+        return done[0]
+
+    def _is_due(self, group: Group) -> bool:
+        if group.state != "open":
+            return False
+        return group.due or (group.deadline_at is not None and group.deadline_at <= now_us())
+
+    def _close(self, group: Group) -> None:
+        """Nothing is admitted any more; counts what nobody ended."""
+        for rollout in group.rollouts.values():
+            attempt = rollout.current
+            attempt.closing = True
+            self._metrics.expired.inc(not attempt.ended)
+
+    def _count(self, group: PublishedGroup) -> None:
+        if group.dropped is not None:
+            return
+        self._metrics.rows.labels("true", "").inc(group.valid)
+        for reason, count in group.reasons.items():
+            self._metrics.rows.labels("false", reason).inc(count)
+        self._metrics.delivered.set(group.valid / group.n)
+
+    async def _expire(self) -> None:
+        """Fail attempts that had no call and no end for their time to live."""
+        if self.lifecycle is None:
+            return
+        before = now_us() - int(self._settings.rollout_ttl_s * 1e6)
+        for group in list(self._control.groups.values()):
+            if group.state != "open":
+                continue
+            for rollout in list(group.rollouts.values()):
+                attempt = rollout.current
+                if not attempt.ended and not attempt.inflight and attempt.touched_at < before:
+                    self._metrics.expired.inc()
+                    try:
+                        await self.lifecycle.fail(
+                            rollout.rollout_id, reason="never_sealed", attempt=attempt.attempt, retry=False
+                        )
+                    except TokenlakeError as error:
+                        _log.warning("rollout %s could not be expired: %s", rollout.rollout_id, error.message)

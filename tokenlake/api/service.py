@@ -1,0 +1,142 @@
+"""The service: one owned lake, one engine, the gate between them, and what runs in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tokenlake import sql
+from tokenlake.api.answers import Answers
+from tokenlake.api.auth import Capabilities, load_key
+from tokenlake.api.chat import ChatDialect
+from tokenlake.api.control import Control
+from tokenlake.api.gate import Gate
+from tokenlake.api.ledger import Ledger
+from tokenlake.api.lifecycle import Lifecycle
+from tokenlake.api.metrics import Metrics
+from tokenlake.api.prefixes import Prefixes
+from tokenlake.api.publisher import Publisher
+from tokenlake.api.settings import Environment, Settings, read_environment
+from tokenlake.errors import Conflict, EngineFailed
+from tokenlake.finalize.publish import set_policy
+from tokenlake.ingest.capture import CaptureCore
+from tokenlake.ingest.engine import Engine
+from tokenlake.ingest.messages import ChatReader
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["Service"]
+
+_WRITER = "gate"
+
+
+class Service:
+    """Everything behind the HTTP doors. `start` and `stop` belong to one event loop; the caller owns the lake."""
+
+    def __init__(
+        self,
+        lake: OwnedLake,
+        engine: Engine,
+        settings: Settings | None = None,
+        environment: Environment | None = None,
+        *,
+        policy: dict[str, Any] | None = None,
+    ) -> None:
+        self.lake = lake
+        self.engine = engine
+        self.settings = settings or Settings()
+        environment = environment or read_environment()
+        self.token = environment.token
+        self.capabilities = Capabilities(
+            key=load_key(environment.capability_key, environment.state_dir / f"{lake.lake_id}.key"),
+            lake_id=lake.lake_id,
+            token=environment.token,
+        )
+        self.metrics = Metrics()
+        self.control = Control()
+        for event in lake.lineage.events():
+            self.control.apply(event)
+        self.control.policy = set_policy(lake, policy or {})
+        self.ledger = Ledger(lake.lineage, self.control)
+        self.publisher = Publisher(lake, self.control, self.metrics, self.settings)
+        self.lifecycle = Lifecycle(self.control, self.ledger, self.settings, self.publisher.ended)
+        self.publisher.lifecycle = self.lifecycle
+        self.chat = ChatDialect(
+            ChatReader(strip=self.settings.strip, unfold=self.settings.reasoning == "fold"), self.settings.reasoning
+        )
+        self.prefixes = Prefixes(lake, self.settings.prefix_cache_bytes)
+        self.gate = Gate(
+            control=self.control,
+            ledger=self.ledger,
+            engine=engine,
+            capture=CaptureCore(lake.delta_writer(_WRITER)),
+            prefixes=self.prefixes,
+            answers=Answers(self._events, engine.name, self.settings.answer_cache),
+            metrics=self.metrics,
+            settings=self.settings,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine and the background work."""
+        await self.engine.start()
+        model = {
+            "name": self.engine.name,
+            "vocab_size": self.engine.vocab_size,
+            "pad_id": self.engine.pad_id,
+            "stop_ids": list(self.engine.stop_ids),
+            "max_model_len": self.engine.max_model_len,
+            "logprob_mode": self.engine.logprob_mode,
+            **self.engine.digests(),
+        }
+        if not self.control.models or self.control.models[-1] != model:
+            await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
+        self._task = asyncio.create_task(self.publisher.run())
+
+    async def stop(self) -> None:
+        """Stop the background work, abort what generates, and let what is being committed finish."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.engine.stop()
+        await self.gate.drain()
+        await self.publisher.settle()
+        await asyncio.to_thread(self.lake.lineage.anchor)
+
+    @property
+    def ready(self) -> bool:
+        """Whether model calls can be served."""
+        return self._task is not None and not self._task.done()
+
+    async def set_weight_version(self, version: int) -> dict[str, Any]:
+        """Record the trainer's published version and hand it to the workers; never backwards.
+
+        The embedded engine is told the label only: weights are loaded by whoever trains them, before this.
+        """
+        known = self.control.weight_version
+        if known is not None and version < known:
+            raise Conflict(f"weight version {version} is older than {known}", current=known)
+        if known != version:
+            await self.ledger.append({"event_type": "weight_version_published", "weight_version": version})
+        loaded = self.engine.weight_version
+        if loaded is None or loaded < version:
+            try:
+                await self.engine.set_weights(None, version)
+            except ValueError as error:
+                raise EngineFailed(f"the engine did not take weight version {version}: {error}") from error
+        return {"version": version, "workers": self.workers()}
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The embedded worker and those that registered."""
+        embedded = {
+            "worker_id": "embedded",
+            "model": self.engine.name,
+            "healthy": self.ready,
+            "loaded_weight_version": self.engine.weight_version,
+        }
+        return [embedded, *({"worker_id": name, **worker} for name, worker in self.control.workers.items())]
+
+    def _events(self, rollout_id: str) -> list[dict[str, Any]]:
+        """Lineage events of a rollout; for a thread."""
+        found = self.lake.sql(sql.read("reads/rollout_events"), [rollout_id])
+        return found.to_arrow_table().to_pylist()

@@ -1,0 +1,136 @@
+"""Settings of the service, each with an owner, a unit, a default and a sentence; and the only reader of the environment.
+
+What decides about rows (the policies) is recorded in the lake itself; these only shape the process that serves it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tokenlake.errors import ConfigError
+
+__all__ = ["Environment", "Settings", "read_environment"]
+
+Reasoning = Literal["field", "fold"]
+
+
+def _setting(default: Any, *, owner: str, unit: str, sentence: str) -> Any:
+    return field(default=default, metadata={"owner": owner, "unit": unit, "sentence": sentence})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one service runs."""
+
+    max_body_bytes: int = _setting(
+        33_554_432, owner="app", unit="bytes", sentence="A request body beyond this is refused with 413."
+    )
+    call_deadline_s: float = _setting(
+        600.0, owner="gate", unit="seconds", sentence="A model call that takes longer is aborted and answered with 504."
+    )
+    control_deadline_s: float = _setting(
+        30.0, owner="app", unit="seconds", sentence="An own route that takes longer is answered with 504."
+    )
+    seal_wait_s: float = _setting(
+        10.0, owner="control", unit="seconds", sentence="How long a seal waits for calls in flight before `incomplete`."
+    )
+    rollout_ttl_s: float = _setting(
+        3600.0, owner="control", unit="seconds", sentence="An attempt without a call for this long fails as never sealed."
+    )
+    tick_s: float = _setting(
+        1.0, owner="service", unit="seconds", sentence="How often deadlines and times to live are looked at."
+    )
+    prefix_cache_bytes: int = _setting(
+        67_108_864, owner="gate", unit="bytes", sentence="Memory for parents' exact ids; what is evicted is read again."
+    )
+    answer_cache: int = _setting(
+        1024, owner="gate", unit="answers", sentence="Answers kept in memory for retries; older ones are read again."
+    )
+    strip_patterns: tuple[str, ...] = _setting(
+        (), owner="gate", unit="regular expressions", sentence="Removed from system text before hashing and rendering."
+    )
+    reasoning: Reasoning = _setting(
+        "field", owner="gate", unit="word", sentence="Serve reasoning as a `field` of the message, or `fold` it into content."
+    )
+    sql_timeout_s: float = _setting(
+        10.0, owner="sql", unit="seconds", sentence="A query of `POST /api/v1/sql` that runs longer is interrupted."
+    )
+    sql_max_rows: int = _setting(
+        10_000, owner="sql", unit="rows", sentence="A query answers at most this many rows and says when it had more."
+    )
+    page_rows: int = _setting(
+        256, owner="rows", unit="rows or groups", sentence="Most entries of one page, whole groups aside."
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "reasoning":
+                if value not in get_args(Reasoning):
+                    raise ConfigError(f"setting reasoning must be one of {', '.join(get_args(Reasoning))}, not {value!r}")
+            elif item.name == "strip_patterns":
+                _patterns(value)
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"setting {item.name} must be a positive number of {item.metadata['unit']}, not {value!r}")
+            elif isinstance(item.default, int) and not isinstance(value, int):
+                raise ConfigError(f"setting {item.name} must be a whole number of {item.metadata['unit']}, not {value!r}")
+
+    @property
+    def strip(self) -> tuple[re.Pattern[str], ...]:
+        """The compiled `strip_patterns`."""
+        return _patterns(self.strip_patterns)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping; raises `ConfigError` for unknown names and wrong values."""
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown settings: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        given = dict(values)
+        if isinstance(given.get("strip_patterns"), list):
+            given["strip_patterns"] = tuple(given["strip_patterns"])
+        return cls(**given)
+
+
+def _patterns(values: object) -> tuple[re.Pattern[str], ...]:
+    if not isinstance(values, tuple):
+        raise ConfigError(f"setting strip_patterns must be a list of regular expressions, not {values!r}")
+    try:
+        return tuple(re.compile(value) for value in values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"setting strip_patterns holds no regular expression: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the process's environment says."""
+
+    token: str
+    """The control token: `TOKENLAKE_TOKEN`, or a fresh one."""
+    token_given: bool
+    """Whether the token came from the environment: a fresh one has to be printed."""
+    capability_key: str | None
+    """`TOKENLAKE_CAPABILITY_KEY`: 64 hex digits."""
+    state_dir: Path
+    """Where key files lie: `$XDG_STATE_HOME/tokenlake`, by default `~/.local/state/tokenlake`."""
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read the environment once, at start."""
+    environ = os.environ if environ is None else environ
+    given = environ.get("TOKENLAKE_TOKEN") or None
+    state = environ.get("XDG_STATE_HOME") or None
+    base = Path(state) if state else Path.home() / ".local" / "state"
+    return Environment(
+        token=given or secrets.token_urlsafe(32),
+        token_given=given is not None,
+        capability_key=environ.get("TOKENLAKE_CAPABILITY_KEY") or None,
+        state_dir=base / "tokenlake",
+    )

@@ -1,0 +1,129 @@
+"""Bodies on the wire: bounded, strict JSON in, models at the border and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr, ValidationError
+from starlette.requests import Request
+
+from tokenlake.errors import InvalidInput, TooLarge
+
+__all__ = [
+    "FailBody",
+    "FreezeBody",
+    "GroupBody",
+    "SealBody",
+    "SqlBody",
+    "VersionBody",
+    "WorkerBody",
+    "read_json",
+    "read_model",
+]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GroupBody(_Body):
+    """`PUT /groups/{group_id}`."""
+
+    n: StrictInt = Field(ge=1, le=4096)
+    """Rollouts in the group."""
+    deadline_s: FiniteFloat | None = Field(default=None, gt=0)
+    """Seconds until the group is published whatever came of it; the policy `group_deadline_s` when absent."""
+    purpose: StrictStr = Field(default="train", pattern="^(train|eval)$")
+    meta: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Task, data set, harness: kept, never interpreted."""
+
+
+class FreezeBody(_Body):
+    """`POST /rollouts/{rollout_id}/freeze`."""
+
+    attempt: StrictInt | None = None
+    terminal_response_id: StrictStr | None = None
+    terminal_call_id: StrictStr | None = None
+
+
+class SealBody(_Body):
+    """`POST /rollouts/{rollout_id}/seal`."""
+
+    reward: FiniteFloat
+    attempt: StrictInt | None = None
+    terminal_response_id: StrictStr | None = None
+    terminal_call_id: StrictStr | None = None
+    scored_text: StrictStr | None = None
+    boundary_id: StrictStr | None = None
+
+
+class FailBody(_Body):
+    """`POST /rollouts/{rollout_id}/fail`."""
+
+    reason: StrictStr = Field(min_length=1, max_length=200)
+    attempt: StrictInt | None = None
+    retry: StrictBool = False
+
+
+class VersionBody(_Body):
+    """`PUT /weight_version`."""
+
+    version: StrictInt = Field(ge=0, lt=2**63)
+
+
+class WorkerBody(_Body):
+    """`PUT /workers/{worker_id}`."""
+
+    url: StrictStr | None = None
+    loaded_weight_version: StrictInt | None = Field(default=None, ge=0, lt=2**63)
+    meta: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class SqlBody(_Body):
+    """`POST /sql`."""
+
+    sql: StrictStr = Field(min_length=1)
+    params: list[Any] = Field(default_factory=list[Any])
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object of a request body.
+
+    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `InvalidInput` for anything that is not
+    a JSON object (also for NaN and infinities, which are not JSON).
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
+        chunks.append(chunk)
+    try:
+        value = json.loads(b"".join(chunks) or b"{}", parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("the body is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+async def read_model(request: Request, model: type[M], max_bytes: int) -> M:
+    """A request body as one of the models above; raises `InvalidInput` naming the first field that is wrong."""
+    body = await read_json(request, max_bytes)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"{field}: {first['msg']}", field=field) from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)

@@ -1,0 +1,13 @@
+-- what: the place and digest of a delta by its key, the last copy first
+-- grain: delta record
+-- reads: tl_places
+SELECT
+    writer,
+    segment,
+    byte_offset,
+    byte_length,
+    batch_row,
+    digest
+FROM tl_places
+WHERE rollout_id = $rollout_id AND attempt = $attempt AND call_id = $call_id
+ORDER BY staged_at DESC, writer DESC, segment DESC, byte_offset DESC;

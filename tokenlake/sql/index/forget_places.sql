@@ -1,0 +1,5 @@
+-- what: takes out what was read from one segment
+-- grain: segment
+-- reads: tl_places
+DELETE FROM tl_places
+WHERE writer = $writer AND segment = $segment;

@@ -1,0 +1,5 @@
+-- what: takes out what was read from one segment
+-- grain: segment
+-- reads: tl_rows
+DELETE FROM tl_rows
+WHERE $writer = '' AND segment = $segment;

@@ -1,0 +1,36 @@
+-- what: what publishing the rows `due_rows` comes to, for each of the groups ?1
+-- grain: group
+-- reads: due_rows, group_records
+WITH reasons AS (
+    SELECT
+        group_id,
+        reason,
+        count(*) AS placeholders
+    FROM due_rows
+    WHERE reason IS NOT NULL
+    GROUP BY group_id, reason
+),
+
+by_reason AS (
+    SELECT
+        group_id,
+        json_group_object(reason, placeholders) AS reasons
+    FROM reasons
+    GROUP BY group_id
+)
+
+SELECT
+    group_records.group_id,
+    group_records.n,
+    count(due_rows.sample_id) AS published,
+    coalesce(sum(due_rows.sample_mask), 0)::BIGINT AS valid,
+    any_value(due_rows.group_min_wv) AS group_min_wv,
+    any_value(due_rows.group_max_wv) AS group_max_wv,
+    coalesce(any_value(by_reason.reasons), '{}') AS reasons,
+    coalesce(sum(due_rows.sample_mask), 0) < group_records.min_valid_fraction_per_group * group_records.n AS too_few
+FROM group_records
+LEFT JOIN due_rows ON group_records.group_id = due_rows.group_id
+LEFT JOIN by_reason ON group_records.group_id = by_reason.group_id
+WHERE list_contains(?1::VARCHAR [], group_records.group_id)
+GROUP BY group_records.group_id, group_records.n, group_records.min_valid_fraction_per_group
+ORDER BY group_records.group_id;

@@ -1,0 +1,10 @@
+-- what: how far each segment has been read; `kind` is the folder
+-- grain: segment
+-- reads: nothing
+CREATE TABLE IF NOT EXISTS tl_segments (
+    kind VARCHAR NOT NULL,
+    writer VARCHAR NOT NULL,
+    segment INTEGER NOT NULL,
+    scanned BIGINT NOT NULL,
+    ended BOOLEAN NOT NULL
+);

@@ -1,0 +1,64 @@
+-- what: what lineage says of a group itself: its registration, its closing event, the policy it is judged by
+-- grain: group
+-- reads: lineage, json_text, policies
+CREATE OR REPLACE VIEW group_records AS
+WITH folded AS (
+    SELECT
+        group_id,
+        arg_min(
+            {
+                'n': n,
+                'purpose': purpose,
+                'deadline_at': deadline_at,
+                'weight_version': weight_version,
+                'meta': detail,
+                'at': lineage.at
+            },
+            row(lineage.at, event_writer, event_seq)
+        ) FILTER (event_type = 'group_registered') AS opening,
+        arg_min(
+            {
+                'event_type': event_type,
+                'event_order': row(lineage.at, event_writer, event_seq),
+                'cutoff_at': cutoff_at,
+                'segment': segment,
+                'weight_version': weight_version,
+                'weight_version_end': weight_version_end,
+                'policy': CASE event_type WHEN 'group_published' THEN detail END,
+                'reason': reason
+            },
+            row(lineage.at, event_writer, event_seq)
+        ) FILTER (event_type <> 'group_registered') AS closing
+    FROM lineage
+    WHERE event_type IN ('group_registered', 'group_published', 'group_dropped') AND group_id IS NOT NULL
+    GROUP BY group_id
+)
+
+SELECT
+    folded.group_id,
+    folded.opening.n,
+    folded.opening.deadline_at,
+    folded.opening.weight_version AS dispatch_weight_version,
+    folded.opening.meta,
+    folded.opening.at AS registered_at,
+    folded.closing.event_type AS closed_by,
+    folded.closing.event_order AS closing_order,
+    folded.closing.cutoff_at,
+    folded.closing.segment,
+    folded.closing.weight_version AS published_min_wv,
+    folded.closing.weight_version_end AS published_max_wv,
+    folded.closing.reason AS drop_reason,
+    coalesce(folded.opening.purpose, 'train') AS purpose,
+    coalesce(json_text(folded.closing.policy, '$.mixed_weight_version'), policies.mixed_weight_version)
+        AS mixed_weight_version,
+    coalesce(
+        try_cast(json_text(folded.closing.policy, '$.min_delivered_fraction') AS DOUBLE),
+        policies.min_delivered_fraction
+    ) AS min_delivered_fraction,
+    coalesce(
+        try_cast(json_text(folded.closing.policy, '$.min_valid_fraction_per_group') AS DOUBLE),
+        policies.min_valid_fraction_per_group
+    ) AS min_valid_fraction_per_group
+FROM folded
+CROSS JOIN policies
+WHERE folded.opening IS NOT NULL;

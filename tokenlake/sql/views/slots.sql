@@ -1,0 +1,22 @@
+-- what: the N places of every registered group
+-- grain: rollout
+-- reads: group_records
+CREATE OR REPLACE VIEW slots AS
+WITH numbered AS (
+    SELECT
+        group_id,
+        n,
+        purpose,
+        closed_by,
+        dispatch_weight_version,
+        mixed_weight_version,
+        min_delivered_fraction,
+        min_valid_fraction_per_group,
+        unnest(range(n))::INTEGER AS rollout_index
+    FROM group_records
+)
+
+SELECT
+    *,
+    concat(group_id, '_g', rollout_index) AS rollout_id
+FROM numbered;

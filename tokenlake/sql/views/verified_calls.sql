@@ -1,0 +1,225 @@
+-- what: every committed call with its delta, and the outcome of every check. A check that has nothing to look at passes:
+--   the absence is a finding of its own. `reason`: the first fault in a fixed order; NULL when the call is sound
+-- grain: call
+-- reads: committed_calls, deltas, group_of, delta_copies, foreign_parents, cyclic_calls, retirements, model_in_force
+CREATE OR REPLACE VIEW verified_calls AS
+WITH joined AS (
+    SELECT
+        calls.group_id,
+        calls.rollout_id,
+        calls.attempt,
+        calls.call_id,
+        calls.parent_call_id,
+        calls.prev_len,
+        calls.cum_len,
+        calls.delta_len,
+        calls.sampled_tokens,
+        calls.weight_version,
+        calls.weight_version_end,
+        calls.temperature,
+        calls.logprob_mode,
+        calls.finish_reason,
+        calls.detail,
+        calls.writer,
+        calls.segment,
+        calls.byte_offset,
+        deltas.token_ids,
+        deltas.token_mask,
+        deltas.logprobs,
+        deltas.call_id IS NOT NULL AS staged,
+        deltas.digest,
+        deltas.chain_hash,
+        deltas.schema_version,
+        model_in_force.vocab_size,
+        parents.call_id IS NOT NULL AS parent_found,
+        parents.cum_len AS parent_cum_len,
+        parents.chain_hash AS parent_chain_hash,
+        parents.weight_version_end AS parent_weight_version,
+        parents.depth AS parent_depth,
+        parents.root_call_id AS parent_root,
+        calls.depth,
+        calls.root_call_id,
+        foreign_parents.call_id IS NOT NULL AS parent_foreign,
+        cyclic_calls.call_id IS NOT NULL AS cyclic,
+        coalesce(delta_copies.copies, 1) AS copies,
+        coalesce(delta_copies.records, 1) AS records,
+        coalesce(retirements.whole OR list_contains(retirements.rollouts, calls.rollout_id), FALSE) AS retired,
+        len(deltas.token_ids) AS ids_len,
+        len(deltas.token_mask) AS mask_len,
+        len(deltas.logprobs) AS logprobs_len,
+        list_sum(deltas.token_mask) AS mask_sum,
+        list_max(deltas.logprobs) AS logprob_max,
+        list_min(deltas.logprobs) AS logprob_min,
+        deltas.digest = tl_delta_digest(
+            deltas.schema_version,
+            deltas.rollout_id,
+            deltas.attempt,
+            deltas.call_id,
+            deltas.parent_call_id,
+            deltas.mode,
+            deltas.prev_len,
+            deltas.cum_len,
+            deltas.weight_version,
+            deltas.weight_version_end,
+            deltas.finish_reason,
+            deltas.sampling,
+            deltas.extras,
+            deltas.chain_hash,
+            deltas.token_ids,
+            deltas.token_mask,
+            deltas.logprobs
+        ) AS digest_equal,
+        deltas.chain_hash = tl_chain_hash(parents.chain_hash, deltas.token_ids) AS chain_hash_equal,
+        calls.digest IS NOT DISTINCT FROM deltas.digest
+        AND calls.chain_hash IS NOT DISTINCT FROM deltas.chain_hash
+        AND calls.extras_digest IS NOT DISTINCT FROM deltas.extras_digest
+        AND calls.parent_call_id IS NOT DISTINCT FROM deltas.parent_call_id
+        AND calls.root_call_id IS NOT DISTINCT FROM deltas.root_call_id
+        AND calls.depth IS NOT DISTINCT FROM deltas.depth
+        AND calls.mode IS NOT DISTINCT FROM deltas.mode
+        AND calls.finish_reason IS NOT DISTINCT FROM deltas.finish_reason
+        AND calls.prev_len IS NOT DISTINCT FROM deltas.prev_len
+        AND calls.cum_len IS NOT DISTINCT FROM deltas.cum_len
+        AND calls.temperature IS NOT DISTINCT FROM deltas.sampling.temperature
+        AND calls.top_p IS NOT DISTINCT FROM deltas.sampling.top_p
+        AND calls.top_k IS NOT DISTINCT FROM deltas.sampling.top_k
+        AND calls.logprob_mode IS NOT DISTINCT FROM deltas.sampling.logprob_mode
+        AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
+        AND (deltas.token_mask IS NULL OR calls.sampled_tokens IS NOT DISTINCT FROM list_sum(deltas.token_mask))
+            AS lineage_equal,
+        calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
+        AND calls.weight_version_end IS NOT DISTINCT FROM deltas.weight_version_end AS weight_version_equal
+    FROM committed_calls AS calls
+    LEFT JOIN deltas
+        ON
+            calls.group_id = group_of(deltas.rollout_id)
+            AND calls.rollout_id = deltas.rollout_id
+            AND calls.attempt = deltas.attempt
+            AND calls.call_id = deltas.call_id
+    LEFT JOIN committed_calls AS parents
+        ON
+            calls.group_id = parents.group_id
+            AND calls.rollout_id = parents.rollout_id
+            AND calls.attempt = parents.attempt
+            AND calls.parent_call_id = parents.call_id
+    LEFT JOIN foreign_parents
+        ON
+            calls.group_id = foreign_parents.group_id
+            AND calls.rollout_id = foreign_parents.rollout_id
+            AND calls.attempt = foreign_parents.attempt
+            AND calls.call_id = foreign_parents.call_id
+    LEFT JOIN cyclic_calls
+        ON
+            calls.group_id = cyclic_calls.group_id
+            AND calls.rollout_id = cyclic_calls.rollout_id
+            AND calls.attempt = cyclic_calls.attempt
+            AND calls.call_id = cyclic_calls.call_id
+    LEFT JOIN delta_copies
+        ON
+            calls.group_id = group_of(delta_copies.rollout_id)
+            AND calls.rollout_id = delta_copies.rollout_id
+            AND calls.attempt = delta_copies.attempt
+            AND calls.call_id = delta_copies.call_id
+    LEFT JOIN retirements ON calls.group_id = retirements.group_id
+    CROSS JOIN model_in_force
+),
+
+checked AS (
+    SELECT
+        *,
+        NOT staged OR coalesce(schema_version = 1, FALSE) AS ok_schema_version,
+        staged OR retired AS ok_delta_present,
+        staged OR NOT retired AS ok_not_retired,
+        records = 1 AS ok_single_record,
+        copies = 1 AS ok_single_copy,
+        NOT staged OR coalesce(digest_equal, FALSE) AS ok_digest,
+        parent_call_id IS NULL OR parent_found OR parent_foreign AS ok_parent_present,
+        NOT parent_foreign AS ok_parent_same_attempt,
+        NOT cyclic AS ok_parent_acyclic,
+        CASE
+            WHEN parent_call_id IS NULL THEN coalesce(prev_len = 0, FALSE)
+            ELSE NOT parent_found OR coalesce(prev_len = parent_cum_len, FALSE)
+        END AS ok_parent_length,
+        NOT staged OR (token_ids IS NOT NULL AND list_count(token_ids) = ids_len) AS ok_token_ids_present,
+        NOT staged OR logprobs IS NOT NULL AS ok_logprobs_present,
+        NOT staged
+        OR (
+            coalesce(ids_len = mask_len, TRUE)
+            AND coalesce(ids_len = logprobs_len, TRUE)
+            AND coalesce(prev_len + ids_len = cum_len, token_ids IS NULL)
+        ) AS ok_lengths,
+        NOT staged
+        OR coalesce(
+            list_count(token_mask) = mask_len
+            AND CASE mask_sum
+                WHEN 0 THEN TRUE
+                ELSE
+                    list_max(token_mask) = 1
+                    AND list_position(token_mask, 1) = mask_len - mask_sum + 1
+            END,
+            mask_len = 0,
+            FALSE
+        ) AS ok_mask,
+        NOT staged
+        OR token_ids IS NULL
+        OR (parent_call_id IS NOT NULL AND NOT parent_found)
+        OR coalesce(chain_hash_equal, FALSE) AS ok_chain_hash,
+        NOT staged
+        OR (
+            lineage_equal
+            AND CASE
+                WHEN depth IS NULL THEN TRUE
+                WHEN parent_call_id IS NULL THEN depth = 0 AND coalesce(root_call_id = call_id, FALSE)
+                WHEN NOT parent_found THEN TRUE
+                ELSE coalesce(depth = parent_depth + 1, FALSE) AND root_call_id IS NOT DISTINCT FROM parent_root
+            END
+        ) AS ok_lineage,
+        NOT staged OR weight_version_equal AS ok_weight_version,
+        coalesce(list_min(token_ids) >= 0, TRUE) AS ok_token_ids_positive,
+        coalesce(list_max(token_ids) < vocab_size, TRUE) AS ok_token_ids_in_vocabulary,
+        coalesce(list_count(logprobs) = logprobs_len, TRUE) AS ok_logprobs_no_null,
+        coalesce(NOT isnan(logprob_max), TRUE) AS ok_logprobs_no_nan,
+        coalesce(NOT isinf(logprob_max) AND NOT isinf(logprob_min), TRUE) AS ok_logprobs_finite,
+        coalesce(isnan(logprob_max) OR isinf(logprob_max) OR logprob_max <= 0, TRUE) AS ok_logprobs_not_positive,
+        coalesce(isinf(logprob_min) OR logprob_min > -9999, TRUE) AS ok_logprobs_no_sentinel,
+        coalesce(
+            mask_sum = mask_len
+            OR (
+                list_min(logprobs[1:mask_len - mask_sum]) = 0
+                AND list_max(logprobs[1:mask_len - mask_sum]) = 0
+            ),
+            TRUE
+        ) AS ok_logprobs_zero_unsampled,
+        coalesce(weight_version >= parent_weight_version, TRUE) AS ok_weight_version_monotone
+    FROM joined
+)
+
+SELECT
+    *,
+    CASE
+        WHEN NOT ok_schema_version THEN 'unknown_schema'
+        WHEN NOT ok_delta_present THEN 'delta_missing'
+        WHEN NOT ok_not_retired THEN 'retired'
+        WHEN NOT ok_single_record THEN 'duplicate_record'
+        WHEN NOT ok_digest THEN 'digest_mismatch'
+        WHEN NOT ok_parent_present THEN 'parent_missing'
+        WHEN NOT ok_parent_same_attempt THEN 'parent_foreign'
+        WHEN NOT ok_parent_acyclic THEN 'parent_cycle'
+        WHEN NOT ok_parent_length THEN 'parent_length_mismatch'
+        WHEN NOT ok_token_ids_present THEN 'token_ids_missing'
+        WHEN NOT ok_logprobs_present THEN 'logprobs_missing'
+        WHEN NOT ok_lengths THEN 'length_mismatch'
+        WHEN NOT ok_mask THEN 'mask_invalid'
+        WHEN NOT ok_chain_hash THEN 'chain_hash_mismatch'
+        WHEN NOT ok_lineage THEN 'lineage_mismatch'
+        WHEN NOT ok_weight_version THEN 'weight_version_mismatch'
+        WHEN NOT ok_token_ids_positive THEN 'token_id_negative'
+        WHEN NOT ok_token_ids_in_vocabulary THEN 'token_id_out_of_vocabulary'
+        WHEN NOT ok_logprobs_no_null THEN 'logprob_null'
+        WHEN NOT ok_logprobs_no_nan THEN 'logprob_nan'
+        WHEN NOT ok_logprobs_finite THEN 'logprob_infinite'
+        WHEN NOT ok_logprobs_not_positive THEN 'logprob_positive'
+        WHEN NOT ok_logprobs_no_sentinel THEN 'logprob_sentinel'
+        WHEN NOT ok_logprobs_zero_unsampled THEN 'logprob_nonzero_unsampled'
+    END AS reason
+FROM checked;

@@ -1,0 +1,75 @@
+"""One call's delta as the hot path holds it, and the place where it lies on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenlake.store.schema import SCHEMA_VERSION
+
+__all__ = ["Delta", "Place", "Sampling"]
+
+Sampling = tuple[float | None, float | None, int | None, str | None]
+"""temperature, top_p, top_k, logprob mode; None where the engine does not tell."""
+
+_Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a call adds to its parent. The three arrays are parallel and hold raw little-endian elements."""
+
+    schema_version: int = SCHEMA_VERSION
+    rollout_id: str
+    attempt: int
+    call_id: str
+    parent_call_id: str | None
+    """None: a root."""
+    root_call_id: str | None
+    """None: the claimed ancestry has no root."""
+    depth: int | None
+    """Calls above this one; 0 for a root, None where `root_call_id` is None."""
+    mode: str
+    """`token_in` or `text`."""
+    prev_len: int
+    """Tokens of the parent's whole sequence."""
+    cum_len: int
+    """Tokens of this call's whole sequence."""
+    token_ids: _Buffer | None
+    """int32: rendered prompt suffix, then sampled ids. None: a NULL list (a damaged or foreign record)."""
+    token_mask: _Buffer | None
+    """uint8: 0 carried, 1 sampled."""
+    logprobs: _Buffer | None
+    """float32, natural log; 0.0 wherever the mask is 0. None: the engine gave none."""
+    logprob_nulls: tuple[int, ...] = ()
+    """Positions of `logprobs` that are NULL; their raw elements are zero."""
+    weight_version: int | None
+    """At the first sampled token; None: unknown."""
+    weight_version_end: int | None
+    """At the last sampled token; None: unknown."""
+    weight_version_spans: tuple[tuple[int, int, int], ...] | None = None
+    """(version, start, end) over sampled tokens; None: the engine does not tell."""
+    generation_segments: tuple[tuple[int, int, str], ...] | None = None
+    """(start, end, cause) of a generation that was aborted and resumed; None: one piece."""
+    finish_reason: str | None
+    sampling: Sampling
+    extras: str | None
+    """Canonical JSON; None: none."""
+    extras_digest: bytes
+    chain_hash: bytes
+    digest: bytes
+    staged_at: int
+    """Microseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a delta lies: the IPC message at `byte_offset` of `deltas/<writer>/<segment>.arrow`."""
+
+    writer: str
+    segment: int
+    byte_offset: int
+    """Bytes from the start of the file."""
+    byte_length: int
+    """Bytes of the whole message: metadata and body."""
+    batch_row: int = 0
+    """Row within the message's batch; 0 until compaction."""

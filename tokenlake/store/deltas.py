@@ -1,0 +1,231 @@
+"""The writer of token deltas: a record is durable when `stage` returns.
+
+One writer owns one folder of segments, under its own lock, in any process. Concurrent callers share a sync.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+from tokenlake.errors import ConfigError, Conflict, NotFound, StorageFailed, TokenlakeError, TooLarge
+from tokenlake.store.commit import GroupCommit, Ticket
+from tokenlake.store.delta import Delta, Place
+from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
+from tokenlake.store.lock import DirectoryLock, check_process
+from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.records import delta_at, delta_keys
+from tokenlake.store.recover import recover_directory
+from tokenlake.store.schema import DELTA
+from tokenlake.store.segment import (
+    SEGMENT_MAX_BYTES,
+    SEGMENT_MAX_ELEMENTS,
+    Message,
+    SegmentWriter,
+    segment_numbers,
+    sync_directory,
+)
+from tokenlake.store.walk import walk
+
+__all__ = ["DeltaWriter", "check_writer_name", "make_directory", "read_place", "segment_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_MAX_MESSAGE = 2**31 - 1
+_Item = tuple[Delta, bytes, int]
+
+
+def check_writer_name(name: str) -> str:
+    """Return the name, or raise `ConfigError`: it becomes a folder."""
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(f"writer name {name!r} is not valid: 1 to 100 of A-Z a-z 0-9 _ -, a letter or digit first")
+    return name
+
+
+def make_directory(path: Path) -> None:
+    """Create a folder durably, unless it is there."""
+    if not path.is_dir():
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def segment_name(place: Place) -> str:
+    """Path of a place's segment below the lake."""
+    return f"deltas/{place.writer}/{place.segment:06d}.arrow"
+
+
+def read_place(maps: SegmentMaps, place: Place) -> Delta:
+    """The record at a place. Raises `NotFound` where nothing readable is."""
+    end = place.byte_offset + place.byte_length
+    mapped = maps.get(segment_name(place), end)
+    found = None
+    if mapped is not None and mapped.schema is not None and end <= len(mapped.view):
+        found = delta_at(mapped.view, place.byte_offset, end, place.batch_row, mapped.schema)
+    if found is None:
+        raise NotFound(
+            f"no readable delta at byte {place.byte_offset} of {segment_name(place)}: run `tokenlake audit`",
+            **dataclasses.asdict(place),
+        )
+    return found
+
+
+class DeltaWriter:
+    """Appends deltas to `LAKE/deltas/<name>/`. Thread-safe; used only in the process that made it.
+
+    Raises `LakeLocked` while another process writes under the same name.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        *,
+        segment_max_bytes: int = SEGMENT_MAX_BYTES,
+        segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
+    ) -> None:
+        self.name = check_writer_name(name)
+        self._pid = os.getpid()
+        self._what = f"writer {name} of lake {root}"
+        directory = root / "deltas" / name
+        make_directory(directory)
+        self._lock = DirectoryLock(directory / "writer.lock", self._what)
+        self._maps = SegmentMaps(root)
+        recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
+        self._places: dict[int, tuple[int, int, int, int]] = {}
+        self._load(directory)
+        self._segments = SegmentWriter(
+            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements
+        )
+        self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
+        self._closed = False
+
+    def stage(self, delta: Delta) -> Place:
+        """Write one record durably and return where it lies.
+
+        The same key with the same digest again returns the first place. Raises `Conflict` for the same key with another
+        digest, `StorageFailed` when the disk refuses (nothing is acknowledged, later calls work again), `InvalidInput`
+        for values that do not fit and `TooLarge` beyond 2 GiB.
+        """
+        self._check()
+        message = encode_delta(delta)
+        if len(message) > _MAX_MESSAGE:
+            raise TooLarge(f"the delta of call {delta.call_id} takes {len(message)} bytes; the limit is {_MAX_MESSAGE}")
+        mask = delta.token_mask
+        return self._commit.submit((delta, message, 0 if mask is None else len(mask)))
+
+    def read(self, place: Place) -> Delta:
+        """The record at a place of any writer of this lake. Raises `NotFound`."""
+        return read_place(self._maps, place)
+
+    def find(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
+        """(place, digest) of a record of this writer, or None."""
+        known = self._places.get(hash((rollout_id, attempt, call_id)))
+        if known is None:
+            return None
+        place = self._place(known)
+        try:
+            found = self.read(place)
+        except NotFound:
+            return None
+        same = (found.rollout_id, found.attempt, found.call_id) == (rollout_id, attempt, call_id)
+        return (place, found.digest) if same else None
+
+    def close(self) -> None:
+        """Seal the segment and let the name go. Idempotent."""
+        if self._closed:
+            return
+        check_process(self._pid, self._what)
+        self._closed = True
+        self._segments.seal()
+        self._maps.clear()
+        self._lock.release()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise TokenlakeError(f"{self._what} is closed: open it again")
+        check_process(self._pid, self._what)
+
+    def _place(self, known: tuple[int, int, int, int]) -> Place:
+        segment, offset, length, row = known
+        return Place(writer=self.name, segment=segment, byte_offset=offset, byte_length=length, batch_row=row)
+
+    def _load(self, directory: Path) -> None:
+        """Learn which keys are on disk; of copies, the last one counts."""
+        for segment in segment_numbers(directory):
+            mapped = self._maps.get(f"deltas/{self.name}/{segment:06d}.arrow")
+            if mapped is None or mapped.schema is None:
+                continue
+            view, schema = mapped.view, mapped.schema
+            found = walk(
+                view, mapped.first, len(view), DELTA_LAYOUT.prefix, lambda a, b, v=view, s=schema: delta_keys(v, a, b, s)
+            )
+            for offset, meta, body, keys in found.found:
+                for row, key in enumerate(keys):
+                    self._places[hash(key[:3])] = (segment, offset, meta + body, row)
+        self._maps.clear()
+
+    def _flush(self, tickets: list[Ticket[_Item, Place]]) -> None:
+        fresh: dict[int, Ticket[_Item, Place]] = {}
+        twins: list[tuple[Ticket[_Item, Place], Ticket[_Item, Place]]] = []
+        for ticket in tickets:
+            delta = ticket.item[0]
+            key = hash((delta.rollout_id, delta.attempt, delta.call_id))
+            if key in self._places and self._settle(ticket, delta):
+                continue
+            other = fresh.setdefault(key, ticket)
+            if other is not ticket:
+                twins.append((ticket, other))
+        self._append(fresh)
+        for ticket, other in twins:
+            delta, first = ticket.item[0], other.item[0]
+            if _same_key(delta, first) and delta.digest == first.digest:
+                ticket.result, ticket.error = other.result, other.error
+            elif _same_key(delta, first):
+                ticket.error = _conflict(delta)
+            else:
+                self._append({hash((delta.rollout_id, delta.attempt, delta.call_id)): ticket})
+
+    def _settle(self, ticket: Ticket[_Item, Place], delta: Delta) -> bool:
+        """Answer from what is on disk; False where it has to be written."""
+        found = self.find(delta.rollout_id, delta.attempt, delta.call_id)
+        if found is None:
+            return False
+        place, digest = found
+        if digest != delta.digest:
+            ticket.error = _conflict(delta)
+            return True
+        kept = self.read(place)
+        if any(_raw(getattr(kept, name)) != _raw(getattr(delta, name)) for name in ("token_ids", "token_mask", "logprobs")):
+            return False
+        ticket.result = place
+        return True
+
+    def _append(self, fresh: dict[int, Ticket[_Item, Place]]) -> None:
+        messages: list[Message] = [ticket.item[1:] for ticket in fresh.values()]
+        done = self._segments.append(messages)
+        for (key, ticket), outcome, (message, _) in zip(fresh.items(), done, messages, strict=True):
+            if isinstance(outcome, StorageFailed):
+                ticket.error = outcome
+                continue
+            known = (*outcome, len(message), 0)
+            self._places[key] = known
+            ticket.result = self._place(known)
+
+
+def _raw(data: bytes | bytearray | memoryview | None) -> bytes | None:
+    return None if data is None else bytes(data)
+
+
+def _same_key(one: Delta, other: Delta) -> bool:
+    return (one.rollout_id, one.attempt, one.call_id) == (other.rollout_id, other.attempt, other.call_id)
+
+
+def _conflict(delta: Delta) -> Conflict:
+    return Conflict(
+        f"call {delta.call_id} of rollout {delta.rollout_id} attempt {delta.attempt} is staged with other content: "
+        "stage a changed answer under a new call id",
+        rollout_id=delta.rollout_id,
+        attempt=delta.attempt,
+        call_id=delta.call_id,
+    )

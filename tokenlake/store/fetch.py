@@ -1,0 +1,206 @@
+"""The functions behind the relations `deltas` and `rows`: from places to records, read from the bytes each time.
+
+`tl_has_delta` and `tl_has_row` say whether a place holds a readable record of the key that the index says; `tl_delta` and
+`tl_row` give it, or NULL. Nothing is remembered between queries: damage on disk changes what the views say. A query
+asks for the same vector twice, first whether the records are there and then for them, so a thread keeps what it decoded
+last for that moment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenlake.store.columns import Decoded, columns_of
+from tokenlake.store.encode import DELTA_LAYOUT
+from tokenlake.store.layout import Layout
+from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.records import conform
+from tokenlake.store.schema import DELTA, ROW
+from tokenlake.store.shape import Kind
+from tokenlake.store.sqltypes import sql_type
+from tokenlake.store.walk import read_batch
+
+__all__ = ["Fetcher"]
+
+_HEAD = [leaf.name for leaf in DELTA_LAYOUT.leaves if leaf.kind != Kind.STRUCT]
+_ROLLOUT, _ATTEMPT, _CALL = (_HEAD.index(name) for name in ("rollout_id", "attempt", "call_id"))
+_DELTA_KEY = ("rollout_id", "attempt", "call_id")
+_ROW_KEY = ("sample_id", "segment_index")
+_INT, _LONG, _TEXT = duckdb.sqltypes.INTEGER, duckdb.sqltypes.BIGINT, duckdb.sqltypes.VARCHAR
+_PLACE = {"segment": _INT, "byte_offset": _LONG, "byte_length": _INT, "batch_row": _INT}
+_DELTA_ARGUMENTS = {"writer": _TEXT, **_PLACE, "rollout_id": _TEXT, "attempt": _INT, "call_id": _TEXT}
+_ROW_ARGUMENTS = {**_PLACE, "sample_id": _TEXT, "segment_index": _INT}
+_MOMENT = 1.0
+"""Seconds that a thread keeps what it decoded last."""
+
+_Place = tuple[Any, ...]
+_Found = Decoded | tuple[pa.RecordBatch, int] | None
+
+
+class Fetcher:
+    """Reads places of one lake. `decoded` counts the records that were looked up on disk."""
+
+    def __init__(self, maps: SegmentMaps) -> None:
+        self._maps = maps
+        self._kept = threading.local()
+        self.decoded = 0
+
+    def register(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Make the four functions known to a database; its cursors have them too."""
+        boolean = duckdb.sqltypes.BOOLEAN
+        _add(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
+        _add(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
+        delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
+        _add(con, "tl_delta", lambda *c: self._give(self._delta, c, _DELTA_KEY, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
+        _add(con, "tl_row", lambda *c: self._give(self._row, c, _ROW_KEY, ROW), _ROW_ARGUMENTS, sql_type(row))
+
+    def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        places = _places(columns)
+        batches: _Batches = {}
+        found = [read(place, batches) for place in places]
+        self._kept.found = (time.monotonic(), dict(zip(places, found, strict=True)))
+        self.decoded += len(places)
+        return pa.array([each is not None for each in found], pa.bool_())
+
+    def _give(
+        self, read: _Read, columns: Sequence[pa.ChunkedArray], key: Sequence[str], schema: pa.Schema
+    ) -> pa.ChunkedArray:
+        places = _places(columns)
+        since, kept = getattr(self._kept, "found", (0.0, {}))
+        self._kept.found = (0.0, {})
+        if time.monotonic() - since > _MOMENT:
+            kept = {}
+        batches: _Batches = {}
+        found: list[_Found] = []
+        for place in places:
+            if place in kept:
+                found.append(kept[place])
+            else:
+                found.append(read(place, batches))
+                self.decoded += 1
+        keys = [place[-len(key) :] for place in places]
+        return _assemble(found, keys, key, schema)
+
+    def _delta(self, place: _Place, batches: _Batches) -> _Found:
+        writer, segment, offset, length, row, rollout_id, attempt, call_id = place
+        if None in place:
+            return None
+        mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
+        if mapped is None:
+            return None
+        if row == 0:
+            decoded = DELTA_LAYOUT.decode(mapped.view, offset, offset + length)
+            if decoded is not None:
+                values = decoded[1]
+                same = (
+                    values[_CALL] == call_id.encode()
+                    and values[_ROLLOUT] == rollout_id.encode()
+                    and values[_ATTEMPT] == attempt
+                )
+                return decoded if same else None
+        return self._in_batch(mapped, place[:3], offset, length, row, DELTA, batches)
+
+    def _row(self, place: _Place, batches: _Batches) -> _Found:
+        segment, offset, length, row, _, _ = place
+        if None in place:
+            return None
+        mapped = self._mapped(f"rows/{segment:06d}.arrow", offset, length, batches)
+        return None if mapped is None else self._in_batch(mapped, place[:2], offset, length, row, ROW, batches)
+
+    def _mapped(self, name: str, offset: int, length: int, batches: _Batches) -> Mapped | None:
+        """The map of a segment, looked at once for each call."""
+        mapped = batches.get(name)
+        if mapped is None or offset + length > len(mapped.view):
+            mapped = batches[name] = self._maps.get(name, offset + length)
+        fits = mapped is not None and mapped.schema is not None and 0 <= offset <= offset + length <= len(mapped.view)
+        return mapped if fits else None
+
+    def _in_batch(
+        self, mapped: Mapped, name: _Place, offset: int, length: int, row: int, schema: pa.Schema, batches: _Batches
+    ) -> _Found:
+        """A row of a batch that pyarrow reads; a batch is read once for each call."""
+        if name not in batches:
+            read = read_batch(mapped.view[offset : offset + length], mapped.schema or schema)
+            batches[name] = None if read is None else conform(read, schema)
+        batch = batches[name]
+        return None if batch is None or not 0 <= row < batch.num_rows else (batch, row)
+
+
+_Batches = dict[Any, Any]
+"""What one call has opened: maps by name, batches by place."""
+_Read = Callable[[_Place, _Batches], _Found]
+
+
+def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def _add(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    function: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    returns: Any,
+) -> None:
+    def vector(*columns: pa.ChunkedArray) -> Any:
+        return function(*columns)
+
+    # DuckDB counts the parameters of the callable.
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
+    con.create_function(name, vector, list(parameters.values()), returns, type="arrow", null_handling="special")
+
+
+def _assemble(
+    found: Sequence[_Found], keys: Sequence[_Place], names: Sequence[str], schema: pa.Schema
+) -> pa.ChunkedArray:
+    """STRUCTs in the order of `found`, NULL where there is no record or it has another key."""
+    kind = pa.struct([pa.field(f.name, f.type) for f in schema])
+    pieces: list[pa.Array] = []
+    for _, run in groupby(range(len(found)), key=lambda i: _group(found[i])):
+        rows = list(run)
+        first = found[rows[0]]
+        if first is None:
+            pieces.append(pa.nulls(len(rows), kind))
+        elif len(first) == 3:
+            pieces += _decoded([found[i] for i in rows], DELTA_LAYOUT, kind)
+        else:
+            taken = first[0].take(pa.array([found[i][1] for i in rows], pa.int32()))
+            wrong = pa.array([False] * len(rows))
+            for at, name in enumerate(names):
+                differs = pc.not_equal(taken.column(name), pa.array([keys[i][at] for i in rows], schema.field(name).type))
+                wrong = pc.or_(wrong, pc.fill_null(differs, True))
+            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind), mask=wrong))
+    if not pieces:
+        return pa.chunked_array([], type=kind)
+    wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)
+    return pa.chunked_array([piece if piece.type.equals(wide) else piece.cast(wide) for piece in pieces])
+
+
+def _group(found: _Found) -> int:
+    if found is None:
+        return 0
+    return 1 if len(found) == 3 else id(found[0])
+
+
+def _decoded(rows: Sequence[Any], layout: Layout, kind: pa.StructType) -> list[pa.Array]:
+    """Records decoded by hand as STRUCTs; one that does not hold together is NULL and does not harm its neighbours."""
+    try:
+        columns = columns_of(layout, rows)
+    except (ValueError, struct.error):
+        if len(rows) == 1:
+            return [pa.nulls(1, kind)]
+        half = len(rows) // 2
+        return [*_decoded(rows[:half], layout, kind), *_decoded(rows[half:], layout, kind)]
+    fields = [pa.field(name, column.type) for name, column in zip(layout.schema.names, columns, strict=True)]
+    return [pa.StructArray.from_arrays(columns, fields=fields)]

@@ -1,0 +1,259 @@
+"""One-row Arrow record batches, encoded and decoded by hand.
+
+Building a record batch of one call through pyarrow costs three times its write and sync. The layout of a one-row batch is
+nearly constant, so it is computed once for each *shape* (which columns are NULL, how long the texts are) and kept: an
+encode is then one `struct.pack` and a patched copy of the metadata. A schema is split in two: the *head* (fixed-width
+columns, short texts, small nested lists) belongs to the shape, the *tail* (long texts, the token arrays) is patched for
+every record. What is written is plain Arrow: pyarrow reads it back, and any batch that is not of a known shape is
+refused by `decode`, so that the caller lets pyarrow read it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tokenlake.errors import InvalidInput
+from tokenlake.store import flatbuffer
+from tokenlake.store.shape import Shape, leaves_of, plan, sizes_of
+
+__all__ = ["Layout", "Tail"]
+
+_Buffer = bytes | bytearray | memoryview
+_PAD = tuple(bytes(-n % 8) for n in range(8))
+_flags = struct.Struct("<B7xii").pack
+_MAX_SHAPES = 4096
+_MAX_BODY = 1 << 31
+_WIDTHS = {pa.int32(): 4, pa.uint8(): 1, pa.float32(): 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One variable column: a text (`width` 0) or a list of `width`-byte elements."""
+
+    name: str
+    width: int
+
+
+def _tails(fields: Sequence[pa.Field]) -> list[Tail]:
+    return [Tail(f.name, 0 if pa.types.is_string(f.type) else _WIDTHS[f.type.value_type]) for f in fields]
+
+
+class Layout:
+    """Encoder and decoder of one-row batches of `schema`, whose columns from `first_tail` on are the tail."""
+
+    def __init__(self, schema: pa.Schema, first_tail: str) -> None:
+        split = schema.get_field_index(first_tail)
+        self.schema = schema
+        self.leaves = leaves_of(pa.schema([schema.field(i) for i in range(split)]))
+        self.tails = _tails([schema.field(i) for i in range(split, len(schema))])
+        self._kinds = [leaf.kind for leaf in self.leaves]
+        template = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema).serialize()
+        data = template.to_pybytes()
+        meta = data[8:]
+        message = flatbuffer.root(meta)
+        self._length_at = 8 + _present(flatbuffer.field(meta, message, 3))
+        batch = flatbuffer.indirect(meta, _present(flatbuffer.field(meta, message, 2)))
+        nodes, n_nodes = flatbuffer.vector(meta, _present(flatbuffer.field(meta, batch, 1)))
+        buffers, n_buffers = flatbuffer.vector(meta, _present(flatbuffer.field(meta, batch, 2)))
+        self.meta_size = 8 + struct.unpack_from("<I", data, 4)[0]
+        self._template = data[: self.meta_size]
+        self._nodes_at, self._buffers_at = 8 + nodes, 8 + buffers
+        tail_nodes = sum(1 if tail.width == 0 else 2 for tail in self.tails)
+        tail_buffers = sum(3 if tail.width == 0 else 4 for tail in self.tails)
+        self._tail_nodes_at = self._nodes_at + 16 * (n_nodes - tail_nodes)
+        self._tail_buffers_at = self._buffers_at + 16 * (n_buffers - tail_buffers)
+        self._tail_nodes = struct.Struct(f"<{2 * tail_nodes}q")
+        self._tail_buffers = struct.Struct(f"<{2 * tail_buffers}q")
+        self._head_nodes = struct.Struct(f"<{2 * (n_nodes - tail_nodes)}q")
+        self._head_buffers = struct.Struct(f"<{2 * (n_buffers - tail_buffers)}q")
+        self._body_length = struct.Struct("<q")
+        cuts = [
+            (self._length_at, 8),
+            (self._tail_buffers_at, self._tail_buffers.size),
+            (self._tail_nodes_at, self._tail_nodes.size),
+        ]
+        self._fixed = _between(sorted(cuts), self.meta_size)
+        self.prefix = self._template[: self._length_at]
+        """What every one-row batch of this schema starts with: where to look for the next one after damage."""
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._by_meta: dict[bytes, Shape] = {}
+
+    # ---------------------------------------------------------------- writing
+
+    def encode(self, values: Sequence[Any], tails: Sequence[Any]) -> bytes:
+        """One whole IPC message.
+
+        `values`: one for each leaf: a number, 32 bytes, raw UTF-8, None for NULL; for nested leaves (count, cause bytes,
+        body bytes) as `nested` makes it. `tails`: raw bytes or None for texts, (raw, NULL positions) or None for lists.
+        """
+        args: list[Any] = []
+        key: list[Any] = []
+        for kind, value in zip(self._kinds, values, strict=True):
+            if kind == 0:
+                args.append(value)
+            elif value is None:
+                key.append(None)
+            elif kind == 1:
+                key.append(1)
+                args += (1, value)
+            elif kind == 2:
+                n = len(value)
+                key.append(n)
+                args += (1, n, value)
+            elif kind == 3:
+                key.append(value[:2])
+                args += (1, value[0], value[2])
+        shape = self._shapes.get(tuple(key)) or self._build(tuple(key))
+        position = shape.size
+        parts: list[_Buffer] = [b"", shape.pack(*args)]
+        nodes: list[int] = []
+        buffers: list[int] = []
+        for tail, value in zip(self.tails, tails, strict=True):
+            position = _put_tail(tail.width, value, position, parts, nodes, buffers)
+        meta = bytearray(shape.meta)
+        self._body_length.pack_into(meta, self._length_at, position)
+        self._tail_nodes.pack_into(meta, self._tail_nodes_at, *nodes)
+        self._tail_buffers.pack_into(meta, self._tail_buffers_at, *buffers)
+        parts[0] = meta
+        return b"".join(parts)
+
+    def _build(self, key: tuple[Any, ...]) -> Shape:
+        """Compute the shape of `key` and remember it."""
+        made = plan(self.leaves, key)
+        meta = bytearray(self._template)
+        self._head_nodes.pack_into(meta, self._nodes_at, *made.nodes)
+        self._head_buffers.pack_into(meta, self._buffers_at, *made.buffers)
+        shape = Shape(bytes(meta), made.size, made.pack.pack, made.unpack.unpack_from, made.nulls)
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+            self._by_meta.clear()
+        self._shapes[key] = shape
+        self._by_meta[b"".join([shape.meta[a:b] for a, b in self._fixed])] = shape
+        return shape
+
+    # ---------------------------------------------------------------- reading
+
+    def decode(self, data: _Buffer, start: int, end: int) -> tuple[Shape, tuple[Any, ...], list[Any]] | None:
+        """(shape, one raw value for each leaf but structs, tails) of the message at `start`, or None.
+
+        None means: not a whole one-row batch that `encode` could have written. NULL leaves come as zero or `b""`
+        (`Shape.nulls` tells), texts as bytes. A tail is None, or a `memoryview`; for lists (view, validity view or None).
+        """
+        body = start + self.meta_size
+        if body > end:
+            return None
+        meta = bytes(data[start:body])
+        shape = self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed]))
+        if shape is None:
+            shape = self._recognize(meta)
+            if shape is None:
+                return None
+        length = self._body_length.unpack_from(meta, self._length_at)[0]
+        if length < shape.size or body + length > end:
+            return None
+        view = memoryview(data)[body : body + length]
+        values = shape.unpack(view)
+        tails = self._read_tails(meta, view, length)
+        return None if tails is None else (shape, values, tails)
+
+    def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
+        numbers = self._tail_buffers.unpack_from(meta, self._tail_buffers_at)
+        if min(numbers) < 0:
+            return None
+        tails: list[Any] = []
+        at = 0
+        for tail in self.tails:
+            valid_at, _, offsets_at, _ = numbers[at : at + 4]
+            data_at, size = numbers[at + 4 : at + 6] if tail.width == 0 else numbers[at + 6 : at + 8]
+            if offsets_at != valid_at + 8 or offsets_at + 8 > length or data_at + size > length:
+                return None
+            present = view[valid_at]
+            count = size // (tail.width or 1)
+            if view[offsets_at : offsets_at + 8] != struct.pack("<ii", 0, count) or present > 1:
+                return None
+            if tail.width == 0:
+                tails.append(view[data_at : data_at + size] if present else None)
+                at += 6
+                continue
+            bits_at, bits = numbers[at + 4 : at + 6]
+            if size % tail.width or bits_at + bits > length or (bits and bits * 8 < count):
+                return None
+            valid = view[bits_at : bits_at + bits] if bits else None
+            tails.append((view[data_at : data_at + size], valid) if present else None)
+            at += 8
+        return tails
+
+    def _recognize(self, meta: bytes) -> Shape | None:
+        """The shape that would write this metadata, if there is one."""
+        nodes = self._head_nodes.unpack_from(meta, self._nodes_at)
+        buffers = self._head_buffers.unpack_from(meta, self._buffers_at)
+        if not meta.startswith(self.prefix) or min(nodes) < 0 or min(buffers) < 0 or max(*nodes, *buffers) > _MAX_BODY:
+            return None
+        shape = self._build(sizes_of(self.leaves, nodes, buffers))
+        return shape if all(shape.meta[a:b] == meta[a:b] for a, b in self._fixed) else None
+
+
+def _present(position: int | None) -> int:
+    if position is None:
+        raise InvalidInput("pyarrow writes record batches in a way this version of Tokenlake does not know")
+    return position
+
+
+def _between(cuts: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """The stretches of 0..end that no cut covers."""
+    kept: list[tuple[int, int]] = []
+    at = 0
+    for start, size in cuts:
+        kept.append((at, start))
+        at = start + size
+    return [*kept, (at, end)]
+
+
+def _put_tail(
+    width: int, value: Any, position: int, parts: list[_Buffer], nodes: list[int], buffers: list[int]
+) -> int:
+    """Append one tail's buffers; returns the position after them."""
+    if value is None:
+        parts.append(_flags(0, 0, 0))
+        nodes += (1, 1) if width == 0 else (1, 1, 0, 0)
+        data = position + 16
+        if width == 0:
+            buffers += (position, 1, position + 8, 8, data, 0)
+        else:
+            buffers += (position, 1, position + 8, 8, data, 0, data, 0)
+        return data
+    if width == 0:
+        size = len(value)
+        parts += (_flags(1, 0, size), value, _PAD[size % 8])
+        nodes += (1, 0)
+        buffers += (position, 1, position + 8, 8, position + 16, size)
+        return position + 16 + size + -size % 8
+    raw, null_at = value
+    size = len(raw)
+    count = size // width
+    data = position + 16
+    parts.append(_flags(1, 0, count))
+    bits = b""
+    if null_at:
+        bits = _validity(count, null_at)
+        parts += (bits, _PAD[len(bits) % 8])
+    nodes += (1, 0, count, len(null_at))
+    buffers += (position, 1, position + 8, 8, data, len(bits))
+    data += len(bits) + -len(bits) % 8
+    buffers += (data, size)
+    parts += (raw, _PAD[size % 8])
+    return data + size + -size % 8
+
+
+def _validity(count: int, null_at: Sequence[int]) -> bytes:
+    bits = bytearray(b"\xff") * ((count + 7) // 8)
+    for position in null_at:
+        bits[position // 8] &= ~(1 << position % 8)
+    if count % 8:
+        bits[-1] &= (1 << count % 8) - 1
+    return bytes(bits)

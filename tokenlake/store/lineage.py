@@ -1,0 +1,233 @@
+"""The lineage log: what the gate decided, one chained event after another.
+
+`append` returns when its events are durable. Each event carries `event_hash = H(prev_hash, event)`. A log that was cut
+at a batch boundary reads clean, so the head of the chain is also anchored in `head.json`: a log shorter than its
+anchor is loss, and `lineage_loss` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenlake.errors import DamagedLake, FormatError, StorageFailed, TokenlakeError
+from tokenlake.store.commit import GroupCommit, Ticket
+from tokenlake.store.deltas import check_writer_name, make_directory
+from tokenlake.store.digest import ZERO_HASH, event_hash
+from tokenlake.store.encode import EVENT_LAYOUT, encode_events, event_columns
+from tokenlake.store.lock import DirectoryLock, check_process
+from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.records import event_rows
+from tokenlake.store.recover import recover_directory
+from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
+from tokenlake.store.segment import (
+    SEGMENT_MAX_BYTES,
+    Message,
+    SegmentWriter,
+    segment_numbers,
+    sync_directory,
+    write_all,
+)
+from tokenlake.store.walk import walk
+
+__all__ = ["LineageLog", "lineage_loss", "read_events"]
+
+_Events = list[dict[str, Any]]
+_FILLED = ("schema_version", "event_seq", "at", "prev_hash", "event_hash", "event_writer")
+
+
+def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Iterator[dict[str, Any]]:
+    """Every readable event of one writer, in order, non-NULL columns only; times are microseconds since the epoch.
+
+    Raises `FormatError` for an event of a newer schema.
+    """
+    maps = maps or SegmentMaps(root)
+    for segment in segment_numbers(root / "lineage" / writer):
+        name = f"lineage/{writer}/{segment:06d}.arrow"
+        mapped = maps.get(name)
+        if mapped is None or mapped.schema is None:
+            continue
+        view, schema = mapped.view, mapped.schema
+        found = walk(
+            view, mapped.first, len(view), EVENT_LAYOUT.prefix, lambda a, b, v=view, s=schema: event_rows(v, a, b, s)
+        )
+        for _, _, _, events in found.found:
+            for event in events:
+                check_event_version(event["schema_version"], name)
+                yield event
+
+
+def check_event_version(version: int, name: str) -> None:
+    """Refuse an event of a schema that this version does not know."""
+    if version > SCHEMA_VERSION:
+        raise FormatError(
+            f"{name} holds events of schema {version}, this Tokenlake reads up to {SCHEMA_VERSION}: upgrade Tokenlake",
+            schema_version=version,
+        )
+
+
+def anchors(root: Path) -> dict[str, dict[str, Any]]:
+    """The anchored head of each lineage writer."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((root / "lineage").glob("*/head.json")):
+        try:
+            found[path.parent.name] = json.loads(path.read_bytes())
+        except ValueError:
+            found[path.parent.name] = {}
+    return found
+
+
+def lineage_loss(root: Path) -> list[str]:
+    """What is missing from the lineage logs against their anchors and chains; empty means nothing."""
+    findings: list[str] = []
+    held = anchors(root)
+    writers = {path.name for path in (root / "lineage").glob("*") if path.is_dir()} | set(held)
+    for writer in sorted(writers):
+        last: dict[str, Any] = {"event_seq": -1, "event_hash": ZERO_HASH}
+        at_anchor = None
+        anchor = held.get(writer)
+        for event in read_events(root, writer):
+            if event["event_seq"] != last["event_seq"] + 1 or event["prev_hash"] != last["event_hash"]:
+                findings.append(f"lineage/{writer}: event {event['event_seq']} does not follow {last['event_seq']}")
+            last = event
+            if anchor is not None and event["event_seq"] == anchor.get("event_seq"):
+                at_anchor = event["event_hash"].hex()
+        if anchor is not None and at_anchor is None:
+            findings.append(
+                f"lineage/{writer} ends at event {last['event_seq']}, but event {anchor.get('event_seq')} was anchored"
+            )
+        elif anchor is not None and at_anchor != anchor.get("event_hash"):
+            findings.append(f"lineage/{writer}: event {anchor.get('event_seq')} is not the one that was anchored")
+    return findings
+
+
+class LineageLog:
+    """Appends events under `LAKE/lineage/<writer>/`. Thread-safe; used only in the process that made it.
+
+    Raises `LakeLocked` while another process writes under the same name, `DamagedLake` for a log shorter than its anchor.
+    """
+
+    def __init__(self, root: Path, writer: str, *, segment_max_bytes: int = SEGMENT_MAX_BYTES) -> None:
+        self.writer = check_writer_name(writer)
+        self._pid = os.getpid()
+        self._root = root
+        self._what = f"lineage log {writer} of lake {root}"
+        self._directory = root / "lineage" / writer
+        make_directory(self._directory)
+        self._lock = DirectoryLock(self._directory / "writer.lock", self._what)
+        try:
+            recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows)
+            self._seq, self._at, self._head = self._last()
+        except TokenlakeError:
+            self._lock.release()
+            raise
+        self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
+        self._commit: GroupCommit[_Events, _Events] = GroupCommit(self._flush)
+        self._closed = False
+
+    def append(self, event_type: str, **columns: Any) -> dict[str, Any]:
+        """Write one event durably and return it with everything that was filled in.
+
+        Raises `InvalidInput` for an unknown column or a value that does not fit, `StorageFailed` when the disk refuses.
+        """
+        return self.append_many([{"event_type": event_type, **columns}])[0]
+
+    def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Write events durably, all or none, and return them as `append` does."""
+        if self._closed:
+            raise TokenlakeError(f"{self._what} is closed: open it again")
+        check_process(self._pid, self._what)
+        if not events:
+            return []
+        return self._commit.submit([event_columns(event) for event in events])
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Every durable event of this log in order, for a fold; non-NULL columns only, times in microseconds."""
+        return read_events(self._root, self.writer)
+
+    def anchor(self) -> None:
+        """Write down the head of the chain, so that a log cut before it is seen to be short."""
+        check_process(self._pid, self._what)
+        segment, length = self._segments.position
+        head = {"event_seq": self._seq, "event_hash": self._head.hex(), "segment": segment, "length": length}
+        temporary = self._directory / "head.tmp"
+        try:
+            fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            try:
+                write_all(fd, json.dumps(head).encode())
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            temporary.rename(self._directory / "head.json")
+            sync_directory(self._directory)
+        except OSError as error:
+            raise StorageFailed(f"{self._directory / 'head.json'} could not be written: {error}") from error
+
+    def close(self) -> None:
+        """Seal the segment, anchor the head and let the name go. Idempotent."""
+        if self._closed:
+            return
+        check_process(self._pid, self._what)
+        self._closed = True
+        self._segments.seal()
+        if self._seq >= 0:
+            self.anchor()
+        self._lock.release()
+
+    def _last(self) -> tuple[int, int, bytes]:
+        seq, at, head = -1, 0, ZERO_HASH
+        for event in self.events():
+            seq, at, head = event["event_seq"], event["at"], event["event_hash"]
+        anchor = anchors(self._root).get(self.writer)
+        if anchor is not None and anchor.get("event_seq", 0) > seq:
+            raise DamagedLake(
+                f"{self._what} ends at event {seq}, but event {anchor.get('event_seq')} was acknowledged: restore the "
+                f"missing segments of {self._directory} (`tokenlake audit` reads the lake as it is)",
+                findings=lineage_loss(self._root),
+            )
+        return seq, at, head
+
+    def _flush(self, tickets: list[Ticket[_Events, _Events]]) -> None:
+        seq, at, head = self._seq, self._at, self._head
+        ready: list[tuple[Ticket[_Events, _Events], _Events]] = []
+        messages: list[Message] = []
+        heads: list[tuple[int, int, bytes]] = []
+        for ticket in tickets:
+            try:
+                events, after = self._chain(ticket.item, seq, at, head)
+                messages.append((encode_events(events), 0))
+            except TokenlakeError as error:
+                ticket.error = error
+                continue
+            seq, at, head = after
+            ready.append((ticket, events))
+            heads.append(after)
+        for (ticket, events), after, outcome in zip(ready, heads, self._segments.append(messages), strict=True):
+            if isinstance(outcome, StorageFailed):
+                ticket.error = outcome
+            else:
+                self._seq, self._at, self._head = after
+                ticket.result = events
+
+    def _chain(self, given: _Events, seq: int, at: int, head: bytes) -> tuple[_Events, tuple[int, int, bytes]]:
+        """Fill in what the log itself knows."""
+        events: _Events = []
+        for columns in given:
+            seq += 1
+            at = max(at + 1, time.time_ns() // 1000)
+            event = {
+                **columns,
+                "schema_version": SCHEMA_VERSION,
+                "event_seq": seq,
+                "at": at,
+                "event_writer": self.writer,
+            }
+            event["prev_hash"] = head
+            head = event_hash(head, event)
+            event["event_hash"] = head
+            events.append(event)
+        return events, (seq, at, head)

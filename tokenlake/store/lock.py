@@ -1,0 +1,87 @@
+"""Exclusive locks of directories: one owner of a lake, one writer of a segment folder.
+
+A lock is the kernel's (`flock`), so it ends with its process, also after kill -9: nobody ever unlocks by hand. A forked
+child lets go of what it inherited, so it cannot keep a lake locked after its parent is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import Any, cast
+
+from tokenlake.errors import LakeLocked, TokenlakeError
+
+__all__ = ["DirectoryLock", "check_process"]
+
+
+class DirectoryLock:
+    """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            who = f"process {holder}" if holder else "another process"
+            raise LakeLocked(
+                f"{what} is owned by {who}: use it through that process, or stop it first", pid=holder, path=str(path)
+            ) from error
+        self.pid = os.getpid()
+        note = json.dumps({"pid": self.pid, "since": int(time.time())}).encode()
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, note, 0)
+        _held.add(self)
+
+    @classmethod
+    def acquire_if_free(cls, path: Path, what: str) -> DirectoryLock | None:
+        """The lock, or None while another process holds it."""
+        try:
+            return cls(path, what)
+        except LakeLocked:
+            return None
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        _held.discard(self)
+
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _release_inherited() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_inherited)
+
+
+def _holder(fd: int) -> int | None:
+    try:
+        note = json.loads(os.pread(fd, 4096, 0))
+    except ValueError:
+        return None
+    if not isinstance(note, dict):
+        return None
+    pid = cast("dict[str, Any]", note).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def check_process(pid: int, what: str) -> None:
+    """Refuse to go on in a process that inherited a handle through fork."""
+    if os.getpid() != pid:
+        raise TokenlakeError(
+            f"{what} was opened by process {pid} and cannot be used in its child {os.getpid()}: open it there",
+            opened_by=pid,
+        )

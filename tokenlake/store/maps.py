@@ -1,0 +1,99 @@
+"""Memory maps of segments, kept between reads.
+
+A map grows with its file, follows a file that was replaced by rename, and outlives one that was removed until `forget`.
+A file that became shorter is mapped anew, so that no read can touch a page that is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from tokenlake.store.walk import file_schema
+
+__all__ = ["Mapped", "SegmentMaps"]
+
+_MAX_MAPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A segment's bytes as they were when it was mapped; what was appended since is not in it."""
+
+    view: memoryview
+    inode: int
+    schema: pa.Schema | None
+    """None: the head of the file is damaged or not written yet."""
+    first: int
+    """Where the record batches start."""
+
+
+class SegmentMaps:
+    """Maps by path below a lake. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[str, Mapped] = OrderedDict()
+
+    def get(self, name: str, upto: int | None = None) -> Mapped | None:
+        """The map of the file `name` (relative to the lake), of its whole present length when `upto` is None or beyond
+        what is mapped. None: there is no such file, or it is empty."""
+        with self._lock:
+            known = self._maps.get(name)
+            path = f"{self._root}/{name}"
+            try:
+                now = os.stat(path)
+            except FileNotFoundError:
+                return known
+            if known is not None:
+                size = len(known.view)
+                if known.inode == now.st_ino and now.st_size >= size and (now.st_size == size or _within(upto, size)):
+                    self._maps.move_to_end(name)
+                    return known
+            made = _map(path, known)
+            if made is None:
+                self._maps.pop(name, None)
+                return None
+            self._maps[name] = made
+            if len(self._maps) > _MAX_MAPS:
+                self._maps.popitem(last=False)
+            return made
+
+    def forget(self, name: str) -> None:
+        """Let go of the map of a file that is gone."""
+        with self._lock:
+            self._maps.pop(name, None)
+
+    def clear(self) -> None:
+        """Let go of every map."""
+        with self._lock:
+            self._maps.clear()
+
+
+def _within(upto: int | None, size: int) -> bool:
+    return upto is not None and upto <= size
+
+
+def _map(path: str, known: Mapped | None) -> Mapped | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        now = os.fstat(fd)
+        if now.st_size == 0:
+            return None
+        view = memoryview(mmap.mmap(fd, now.st_size, access=mmap.ACCESS_READ))
+    finally:
+        os.close(fd)
+    if known is not None and known.inode == now.st_ino and known.schema is not None and len(view) >= known.first:
+        return Mapped(view, now.st_ino, known.schema, known.first)
+    schema, first = file_schema(view)
+    return Mapped(view, now.st_ino, schema, first)

@@ -1,0 +1,70 @@
+"""What a crash leaves behind, made whole: an unsealed segment becomes a sealed one.
+
+The valid part is copied to a new file, closed with a footer, synced and renamed over the old one, so that a reader that
+still maps the old file keeps what it has. Bytes and offsets do not change. Nothing acknowledged is dropped: damage in
+the middle stays where it is, and only the torn tail is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tokenlake.store.footer import Footer, has_footer
+from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.segment import segment_numbers, sync_directory, write_all
+from tokenlake.store.walk import HEAD, walk
+
+__all__ = ["Reader", "recover_directory", "recover_segment"]
+
+_log = logging.getLogger(__name__)
+_CHUNK = 16 << 20
+
+Reader = Callable[[memoryview, int, int, pa.Schema], Any]
+"""Reads the message between two positions of a segment; None: unreadable."""
+
+
+def recover_directory(directory: Path, schema: pa.Schema, prefix: bytes, read: Reader) -> list[int]:
+    """Seal every unsealed segment of a dead writer; returns their numbers. The caller holds the directory's lock."""
+    for leftover in directory.glob("*.tmp"):
+        leftover.unlink()
+    numbers = segment_numbers(directory)
+    return [n for n in numbers if recover_segment(directory / f"{n:06d}.arrow", schema, prefix, read)]
+
+
+def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader) -> bool:
+    """Seal one segment unless it is sealed already; True: it was recovered."""
+    maps = SegmentMaps(path.parent)
+    mapped = maps.get(path.name)
+    data = memoryview(b"") if mapped is None else mapped.view
+    if has_footer(data):
+        return False
+    head = HEAD + schema.serialize().to_pybytes()
+    if mapped is None or mapped.schema is None:
+        blocks, end, body = [], len(head), memoryview(head)
+        if len(data) > len(head):
+            _log.error("%s has a damaged head: nothing of it can be read; it is kept as it is", path)
+            return False
+    else:
+        known = mapped.schema
+        found = walk(data, mapped.first, len(data), prefix, lambda start, stop: read(data, start, stop, known))
+        blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
+        end, body, schema = found.scanned, data, known
+    temporary = path.with_suffix(".tmp")
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
+        for start in range(0, end, _CHUNK):
+            write_all(fd, body[start : min(end, start + _CHUNK)])
+        write_all(fd, Footer(schema).closing(blocks))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(path)
+    sync_directory(path.parent)
+    _log.info("%s was recovered: %d records, %d torn bytes left out", path, len(blocks), max(0, len(data) - end))
+    return True

@@ -1,0 +1,32 @@
+"""The DuckDB type of an Arrow type, for the types that records use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+__all__ = ["sql_type"]
+
+_TYPES = {
+    pa.int32(): duckdb.sqltypes.INTEGER,
+    pa.int64(): duckdb.sqltypes.BIGINT,
+    pa.uint8(): duckdb.sqltypes.UTINYINT,
+    pa.float32(): duckdb.sqltypes.FLOAT,
+    pa.float64(): duckdb.sqltypes.DOUBLE,
+    pa.bool_(): duckdb.sqltypes.BOOLEAN,
+    pa.string(): duckdb.sqltypes.VARCHAR,
+    pa.binary(32): duckdb.sqltypes.BLOB,
+    pa.timestamp("us", tz="UTC"): duckdb.sqltypes.TIMESTAMP_TZ,
+}
+
+
+def sql_type(kind: pa.DataType) -> Any:
+    """Lists and structs of known types included; `KeyError` for others."""
+    if pa.types.is_list(kind):
+        return duckdb.list_type(sql_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return duckdb.struct_type({field.name: sql_type(field.type) for field in fields})
+    return _TYPES[kind]
