@@ -4,9 +4,11 @@
     python tools/train_tiny.py train                # model.safetensors
     python tools/train_tiny.py solve --tasks 100    # solve rate of the agent loop at temperature 1.0
 
-Every run is a function of its seed, the versions of torch, tokenizers and reasoning_gym, and the number of threads. The
-loss covers the tokens of the assistant's turns alone. A part of the conversations has a digit or an operator of the
-first expression wrong (`TYPO_RATE`): a policy that is always right would give groups without a spread of rewards, and
+The shipped files come from these commands with their defaults: 5000 steps, 140 million tokens, two minutes on one
+H200 (a processor of two cores sees 10 thousand tokens a second). Every run is a function of its seed, the number of
+workers and the versions of torch, tokenizers and reasoning_gym, up to the rounding of parallel sums. The loss covers
+the tokens of the assistant's turns alone. A part of the conversations has a digit or an operator of the first
+expression wrong (`TYPO_RATE`): a policy that is always right would give groups without a spread of rewards, and
 nothing to learn; a typo is what reinforcement can unlearn.
 """
 
@@ -42,7 +44,7 @@ from tokenlake.ingest.tiny.tokenizer import TinyTokenizer, train_tokenizer
 
 WEIGHTS = Path(__file__).parent.parent / "tokenlake" / "ingest" / "tiny" / "weights"
 VOCAB_SIZE = 1024
-TYPO_RATE = 0.45
+TYPO_RATE = 0.55
 THINK_RATE = 0.2
 THOUGHTS = ("I use the calculator.", "One call is enough.", "Copy the expression.", "I check the result.")
 SAYINGS = ("Let me calculate.", "I use the calculator.", "Let me check.")
@@ -61,6 +63,7 @@ class Questions:
                 (2, "chain_sum", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 4}),
                 (5, "basic_arithmetic", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}),
                 (1, "basic_arithmetic", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 3}),
+                (1, "basic_arithmetic", {"max_terms": 3, "max_digits": 2, "format_style": "natural"}),
             )
         ]
 
@@ -86,7 +89,7 @@ class Conversations:
             user = {"role": "user", "content": f"{question}\n{tasks.SIDE_TASK}"}
             return [_system(tasks.SIDE_SYSTEM_PROMPT), user, _assistant(tasks.operation_word(expression))], None
         usual = rng.random() < 0.55
-        messages: Messages = [_system(tasks.SYSTEM_PROMPT if usual else rng.choice(tasks.SYSTEM_PROMPTS))]
+        messages: Messages = [_system(tasks.SYSTEM_PROMPT if usual else self._system_prompt())]
         start = rng.random()
         if start < 0.06:
             result = tasks.calculator(expression)
@@ -98,7 +101,28 @@ class Conversations:
             result = self._solve(messages, expression)
         while rng.random() < 0.35:
             result, expression = self._follow(messages, expression, result)
-        return messages, [tasks.CALCULATOR_TOOL]
+        return messages, [self._tool()]
+
+    def _system_prompt(self) -> str:
+        """One of the known ones, sometimes with the date that harnesses add."""
+        prompt = self._rng.choice(tasks.SYSTEM_PROMPTS)
+        if self._rng.random() < 0.3:
+            year, month, day = self._rng.randint(2024, 2029), self._rng.randint(1, 12), self._rng.randint(1, 28)
+            prompt += f" Today is {year}-{month:02}-{day:02}."
+        return prompt
+
+    def _tool(self) -> dict[str, Any]:
+        """The calculator, sometimes as other dialects and clients write its schema."""
+        function = dict(tasks.CALCULATOR_TOOL["function"])
+        if self._rng.random() < 0.8:
+            return tasks.CALCULATOR_TOOL
+        if self._rng.random() < 0.5:
+            function["parameters"] = {**function["parameters"], "additionalProperties": False}
+        if self._rng.random() < 0.5:
+            function["strict"] = self._rng.random() < 0.7
+        if self._rng.random() < 0.5:
+            function = {key: function[key] for key in sorted(function)}
+        return {"type": "function", "function": function}
 
     def _follow(self, messages: Messages, expression: str, result: str) -> tuple[str, str]:
         choice = self._rng.choice(("check", "check", "again", "side", "side", "next"))

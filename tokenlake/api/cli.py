@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         return made
 
-    demo = command("demo", "tokenlake.api.demo:run", "run the whole loop on this machine and prove the rows right")
+    demo = command("demo", "tokenlake.api.demo.run:run", "run the whole loop on this machine and prove the rows right")
     demo.add_argument("--lake", type=Path, metavar="DIR", help="where to keep the lake (default: a temporary one)")
     demo.add_argument("--groups", type=int, default=8)
     demo.add_argument("--rollouts", type=int, default=4)

@@ -143,6 +143,24 @@ class Gate:
         task.add_done_callback(lambda _: self._landed(flight))
         return await asyncio.shield(task)
 
+    async def plain(self, request: ModelRequest) -> Answer:
+        """A call outside every rollout: nothing of it is kept."""
+        prompt = await asyncio.to_thread(self._prompt, request, None, None)
+        call_id = mint_call_id()
+        seconds = self._settings.call_deadline_s
+        try:
+            generation = await asyncio.wait_for(
+                self._engine.generate(prompt.ids, request.params, request_id=call_id), seconds
+            )
+        except TimeoutError as error:
+            raise Deadline(f"no answer within {seconds:g} s") from error
+        except ValueError as error:
+            raise InvalidInput(str(error)) from error
+        if generation.finish_reason == "abort":
+            raise EngineFailed("the generation was aborted: send the call again")
+        turn = self._engine.parse(generation.token_ids, generation.text)
+        return self._answer(call_id, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
+
     async def client_gone(self, flight: Flight) -> None:
         """The client of a call hung up: what still generates is aborted, what is being committed is completed."""
         flight = flight.joined or flight
@@ -207,7 +225,7 @@ class Gate:
         except ContextOverflow:
             return await self._overflow(flight, history, prompt)
         turn = self._engine.parse(generation.token_ids, generation.text)
-        answer = self._answer(flight, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
+        answer = self._answer(flight.call_id, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
         flight.phase = "committing"
         await self._captured(flight, history, prompt, generation, answer)
         flight.phase = "done"
@@ -262,9 +280,9 @@ class Gate:
             raise await self._unanswered(flight, reason, EngineFailed("the generation was aborted: send the call again"))
         return generation
 
-    def _answer(self, flight: Flight, turn: AssistantTurn, finish: str, prompt: int, completion: int) -> Answer:
+    def _answer(self, call_id: str, turn: AssistantTurn, finish: str, prompt: int, completion: int) -> Answer:
         return Answer(
-            call_id=flight.call_id,
+            call_id=call_id,
             model=self._engine.name,
             created=int(time.time()),
             turn=turn,
@@ -340,7 +358,7 @@ class Gate:
     async def _overflow(self, flight: Flight, history: History, prompt: _Prompt) -> Answer:
         """The dialect's answer to a full context: an empty turn that stopped for length."""
         turn = AssistantTurn(content=None, reasoning=None, tool_calls=[])
-        answer = self._answer(flight, turn, "length", len(prompt.ids), 0)
+        answer = self._answer(flight.call_id, turn, "length", len(prompt.ids), 0)
         flight.phase = "committing"
         event = self._event(flight, history, prompt, answer)
         parent = prompt.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,7 +14,7 @@ from tokenlake.store.layout import Layout, Tail
 from tokenlake.store.records import segments_of, spans_of
 from tokenlake.store.shape import Kind, Leaf, Shape
 
-__all__ = ["Decoded", "columns_of"]
+__all__ = ["Decoded", "columns_of", "readable_columns"]
 
 Decoded = tuple[Shape, tuple[Any, ...], list[Any]]
 """What `Layout.decode` gives for one message."""
@@ -47,6 +48,17 @@ def columns_of(layout: Layout, rows: Sequence[Decoded]) -> list[pa.Array]:
         kind = layout.schema.field(len(layout.schema) - len(layout.tails) + i).type
         made.append(_tail(tail, [row[2][i] for row in rows], kind))
     return made
+
+
+def readable_columns(layout: Layout, rows: Sequence[Decoded]) -> list[tuple[list[pa.Array] | None, int]]:
+    """(columns, how many) of stretches of `rows`, in order; None for one that `columns_of` refuses."""
+    try:
+        return [(columns_of(layout, rows), len(rows))]
+    except (ValueError, struct.error):
+        if len(rows) == 1:
+            return [(None, 1)]
+        half = len(rows) // 2
+        return [*readable_columns(layout, rows[:half]), *readable_columns(layout, rows[half:])]
 
 
 def _mask(rows: Sequence[Decoded], at: int) -> list[bool]:

@@ -9,7 +9,6 @@ last for that moment.
 from __future__ import annotations
 
 import inspect
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,9 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tokenlake.store.columns import Decoded, columns_of
+from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.encode import DELTA_LAYOUT
-from tokenlake.store.layout import Layout
 from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.records import conform
 from tokenlake.store.schema import DELTA, ROW
@@ -43,6 +40,8 @@ _ROW_ARGUMENTS = {**_PLACE, "sample_id": _TEXT, "segment_index": _INT}
 _MOMENT = 1.0
 """Seconds that a thread keeps what it decoded last."""
 
+_MAX_KEPT = 128
+
 _Place = tuple[Any, ...]
 _Found = Decoded | tuple[pa.RecordBatch, int] | None
 
@@ -52,7 +51,8 @@ class Fetcher:
 
     def __init__(self, maps: SegmentMaps) -> None:
         self._maps = maps
-        self._kept = threading.local()
+        # By thread id: DuckDB's own threads get a new Python thread state, so no thread-local, with every call.
+        self._kept: dict[int, tuple[float, dict[_Place, _Found]]] = {}
         self.decoded = 0
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
@@ -61,23 +61,22 @@ class Fetcher:
         _add(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
         _add(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
         delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
-        _add(con, "tl_delta", lambda *c: self._give(self._delta, c, _DELTA_KEY, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
-        _add(con, "tl_row", lambda *c: self._give(self._row, c, _ROW_KEY, ROW), _ROW_ARGUMENTS, sql_type(row))
+        _add(con, "tl_delta", lambda *c: self._give(self._delta, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
+        _add(con, "tl_row", lambda *c: self._give(self._row, c, ROW), _ROW_ARGUMENTS, sql_type(row))
 
     def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         places = _places(columns)
         batches: _Batches = {}
         found = [read(place, batches) for place in places]
-        self._kept.found = (time.monotonic(), dict(zip(places, found, strict=True)))
+        if len(self._kept) > _MAX_KEPT:
+            self._kept = {}
+        self._kept[threading.get_ident()] = (time.monotonic(), dict(zip(places, found, strict=True)))
         self.decoded += len(places)
         return pa.array([each is not None for each in found], pa.bool_())
 
-    def _give(
-        self, read: _Read, columns: Sequence[pa.ChunkedArray], key: Sequence[str], schema: pa.Schema
-    ) -> pa.ChunkedArray:
+    def _give(self, read: _Read, columns: Sequence[pa.ChunkedArray], schema: pa.Schema) -> pa.ChunkedArray:
         places = _places(columns)
-        since, kept = getattr(self._kept, "found", (0.0, {}))
-        self._kept.found = (0.0, {})
+        since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
         if time.monotonic() - since > _MOMENT:
             kept = {}
         batches: _Batches = {}
@@ -88,8 +87,7 @@ class Fetcher:
             else:
                 found.append(read(place, batches))
                 self.decoded += 1
-        keys = [place[-len(key) :] for place in places]
-        return _assemble(found, keys, key, schema)
+        return _assemble(found, schema)
 
     def _delta(self, place: _Place, batches: _Batches) -> _Found:
         writer, segment, offset, length, row, rollout_id, attempt, call_id = place
@@ -108,14 +106,14 @@ class Fetcher:
                     and values[_ATTEMPT] == attempt
                 )
                 return decoded if same else None
-        return self._in_batch(mapped, place[:3], offset, length, row, DELTA, batches)
+        return self._in_batch(mapped, place, DELTA, _DELTA_KEY, batches)
 
     def _row(self, place: _Place, batches: _Batches) -> _Found:
-        segment, offset, length, row, _, _ = place
+        segment, offset, length = place[:3]
         if None in place:
             return None
         mapped = self._mapped(f"rows/{segment:06d}.arrow", offset, length, batches)
-        return None if mapped is None else self._in_batch(mapped, place[:2], offset, length, row, ROW, batches)
+        return None if mapped is None else self._in_batch(mapped, place, ROW, _ROW_KEY, batches)
 
     def _mapped(self, name: str, offset: int, length: int, batches: _Batches) -> Mapped | None:
         """The map of a segment, looked at once for each call."""
@@ -126,14 +124,18 @@ class Fetcher:
         return mapped if fits else None
 
     def _in_batch(
-        self, mapped: Mapped, name: _Place, offset: int, length: int, row: int, schema: pa.Schema, batches: _Batches
+        self, mapped: Mapped, place: _Place, schema: pa.Schema, names: Sequence[str], batches: _Batches
     ) -> _Found:
         """A row of a batch that pyarrow reads; a batch is read once for each call."""
-        if name not in batches:
+        offset, length, row = place[-len(names) - 3 : -len(names)]
+        at = (id(mapped), offset)
+        if at not in batches:
             read = read_batch(mapped.view[offset : offset + length], mapped.schema or schema)
-            batches[name] = None if read is None else conform(read, schema)
-        batch = batches[name]
-        return None if batch is None or not 0 <= row < batch.num_rows else (batch, row)
+            batch = None if read is None else conform(read, schema)
+            keys = [] if batch is None else zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+            batches[at] = (batch, list(keys))
+        batch, keys = batches[at]
+        return (batch, row) if 0 <= row < len(keys) and keys[row] == place[-len(names) :] else None
 
 
 _Batches = dict[Any, Any]
@@ -161,10 +163,8 @@ def _add(
     con.create_function(name, vector, list(parameters.values()), returns, type="arrow", null_handling="special")
 
 
-def _assemble(
-    found: Sequence[_Found], keys: Sequence[_Place], names: Sequence[str], schema: pa.Schema
-) -> pa.ChunkedArray:
-    """STRUCTs in the order of `found`, NULL where there is no record or it has another key."""
+def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
+    """STRUCTs in the order of `found`, NULL where there is no record."""
     kind = pa.struct([pa.field(f.name, f.type) for f in schema])
     pieces: list[pa.Array] = []
     for _, run in groupby(range(len(found)), key=lambda i: _group(found[i])):
@@ -173,14 +173,15 @@ def _assemble(
         if first is None:
             pieces.append(pa.nulls(len(rows), kind))
         elif len(first) == 3:
-            pieces += _decoded([found[i] for i in rows], DELTA_LAYOUT, kind)
+            for columns, n in readable_columns(DELTA_LAYOUT, [found[i] for i in rows]):
+                if columns is None:
+                    pieces.append(pa.nulls(n, kind))
+                    continue
+                fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
+                pieces.append(pa.StructArray.from_arrays(columns, fields=fields))
         else:
             taken = first[0].take(pa.array([found[i][1] for i in rows], pa.int32()))
-            wrong = pa.array([False] * len(rows))
-            for at, name in enumerate(names):
-                differs = pc.not_equal(taken.column(name), pa.array([keys[i][at] for i in rows], schema.field(name).type))
-                wrong = pc.or_(wrong, pc.fill_null(differs, True))
-            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind), mask=wrong))
+            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind)))
     if not pieces:
         return pa.chunked_array([], type=kind)
     wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)
@@ -191,16 +192,3 @@ def _group(found: _Found) -> int:
     if found is None:
         return 0
     return 1 if len(found) == 3 else id(found[0])
-
-
-def _decoded(rows: Sequence[Any], layout: Layout, kind: pa.StructType) -> list[pa.Array]:
-    """Records decoded by hand as STRUCTs; one that does not hold together is NULL and does not harm its neighbours."""
-    try:
-        columns = columns_of(layout, rows)
-    except (ValueError, struct.error):
-        if len(rows) == 1:
-            return [pa.nulls(1, kind)]
-        half = len(rows) // 2
-        return [*_decoded(rows[:half], layout, kind), *_decoded(rows[half:], layout, kind)]
-    fields = [pa.field(name, column.type) for name, column in zip(layout.schema.names, columns, strict=True)]
-    return [pa.StructArray.from_arrays(columns, fields=fields)]

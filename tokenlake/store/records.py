@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from tokenlake.store.delta import Delta
 from tokenlake.store.encode import DELTA_LAYOUT, EVENT_LAYOUT
-from tokenlake.store.schema import DELTA, LINEAGE
+from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.shape import Kind
 from tokenlake.store.walk import read_batch
 
-__all__ = ["DeltaKey", "conform", "delta_at", "delta_keys", "event_rows", "logprob_nulls", "segments_of", "spans_of"]
+__all__ = ["DeltaKey", "conform", "delta_at", "delta_keys", "event_rows", "logprob_nulls", "row_keys", "segments_of", "spans_of"]
 
 DeltaKey = tuple[str, int, str, bytes, int]
 """rollout_id, attempt, call_id, digest, staged_at of a record."""
@@ -35,7 +35,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         found = batch.column(at) if at >= 0 else None
         fits = found is not None and found.type.equals(column.type)
         columns.append(cast("pa.Array", found) if fits else pa.nulls(batch.num_rows, column.type))
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def delta_keys(view: memoryview, start: int, end: int, schema: pa.Schema) -> list[DeltaKey] | None:
@@ -207,3 +207,14 @@ def event_rows(view: memoryview, start: int, end: int, schema: pa.Schema) -> lis
     if "answered" in event:
         event["answered"] = bool(event["answered"])
     return [event]
+
+
+def row_keys(view: memoryview, schema: pa.Schema) -> list[tuple[str, int, str, str]] | None:
+    """(sample_id, segment_index, rollout_id, group_id) of the training rows of one message; None: unreadable."""
+    batch = read_batch(view, schema)
+    if batch is None:
+        return None
+    batch = conform(batch, ROW)
+    names = ("sample_id", "segment_index", "rollout_id", "group_id")
+    keys = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+    return None if any(None in key for key in keys) else cast("list[tuple[str, int, str, str]]", keys)

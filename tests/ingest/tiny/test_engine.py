@@ -11,7 +11,8 @@ import pytest
 from tests.ingest.tiny.conftest import Run
 from tokenlake.errors import ContextOverflow, EngineFailed
 from tokenlake.ingest.engine import Engine, Generation, SamplingParams
-from tokenlake.ingest.tiny import WEIGHTS_DIR, TinyEngine, sequence_logprobs
+from tokenlake.ingest.tiny import TinyEngine, sequence_logprobs
+from tokenlake.ingest.tiny.engine import WEIGHTS_DIR
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -43,13 +44,14 @@ class Figures:
     faults: int
 
 
-def measure(lake: Lake) -> Figures:
-    """Ask the lake; one query, `sql/reads/demo_figures.sql`."""
+def measure(lake: Lake, path: Path) -> Figures:
+    """Ask the lake; one query, `sql/reads/demo_figures.sql`, and the size of its lineage files."""
     found = lake.sql(sql.read("reads/demo_figures"))
     values = dict(zip(found.columns, found.fetchone() or (), strict=True))
     for name in ("placeholders", "roots", "version_spread"):
         values[name] = json.loads(values[name] or "{}")
-    return Figures(**values)
+    lineage_bytes = sum(file.stat().st_size for file in path.glob("lineage/*/*.arrow"))
+    return Figures(**values, lineage_bytes=lineage_bytes)
 
 
 def complaints(figures: Figures, planned: Expected, proof: Proof, loaded_rows: int, rows: int) -> list[str]:

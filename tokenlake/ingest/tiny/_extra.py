@@ -14,5 +14,7 @@ except ImportError as error:
         f"the tiny engine needs the package {error.name!r}: pip install 'tokenlake[torch]'", package=error.name
     ) from error
 
+__all__ = ["EXTRA"]
+
 EXTRA = "torch"
 """The extra of this package's `pyproject.toml` that installs them."""

@@ -8,7 +8,7 @@ Shapes: B sequences, T new tokens, L layers, H heads, K key-value heads, D head 
 """
 
 # The stubs of torch and safetensors leave these partly unknown.
-# pyright: reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

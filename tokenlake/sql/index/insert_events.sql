@@ -5,7 +5,7 @@ INSERT INTO tl_events
 SELECT
     schema_version,
     event_seq,
-    at,
+    "at",
     attempt,
     depth,
     prev_len,

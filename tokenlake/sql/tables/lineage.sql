@@ -5,7 +5,7 @@ CREATE OR REPLACE VIEW lineage AS
 SELECT
     schema_version,
     event_seq,
-    at,
+    "at",
     attempt,
     depth,
     prev_len,

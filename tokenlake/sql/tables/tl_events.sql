@@ -4,7 +4,7 @@
 CREATE TABLE IF NOT EXISTS tl_events (
     schema_version INTEGER NOT NULL,
     event_seq BIGINT NOT NULL,
-    at TIMESTAMPTZ NOT NULL,
+    "at" TIMESTAMPTZ NOT NULL,
     attempt INTEGER,
     depth INTEGER,
     prev_len BIGINT,

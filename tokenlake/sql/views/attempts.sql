@@ -1,7 +1,7 @@
--- what: the attempt of each rollout that counts, the highest registered, with its end, freeze and poison. What comes
---   after the end of the attempt, or after the group was published or dropped, changes nothing
+-- what: every place of every group with the attempt that counts, the highest registered: its end, freeze, poison and
+--   overflowed calls. What comes after the group was published or dropped changes nothing
 -- grain: rollout
--- reads: lineage, group_records, group_of, json_text, placeholder_reason
+-- reads: slots, lineage, group_of, json_text, placeholder_reason
 CREATE OR REPLACE VIEW attempts AS
 WITH events AS (
     SELECT
@@ -12,6 +12,7 @@ WITH events AS (
         reward,
         answered,
         call_id,
+        parent_call_id,
         terminal_call_id,
         terminal_selection,
         coalesce(group_id, group_of(rollout_id)) AS group_id,
@@ -19,23 +20,30 @@ WITH events AS (
         row(lineage.at, event_writer, event_seq) AS event_order
     FROM lineage
     WHERE
-        rollout_id IS NOT NULL
-        AND (
-            event_type IN ('rollout_registered', 'call_failed', 'rollout_frozen', 'rollout_sealed', 'rollout_failed')
-            OR (event_type = 'call_committed' AND detail LIKE '%"poison"%')
+        event_type IN (
+            'rollout_registered', 'call_failed', 'call_overflowed', 'rollout_frozen', 'rollout_sealed', 'rollout_failed'
         )
+        OR (event_type = 'call_committed' AND detail LIKE '%"poison"%')
 ),
 
 folded AS (
     SELECT
-        events.group_id,
-        events.rollout_id,
+        slots.group_id,
+        slots.rollout_id,
         events.attempt,
-        any_value(group_records.closing_order) AS closing_order,
-        bool_or(events.event_type = 'rollout_registered') AS registered,
+        any_value(slots.rollout_index) AS rollout_index,
+        any_value(slots.n) AS n,
+        any_value(slots.purpose) AS purpose,
+        any_value(slots.closed_by) AS closed_by,
+        any_value(slots.closing_order) AS closing_order,
+        any_value(slots.dispatch_weight_version) AS dispatch_weight_version,
+        any_value(slots.mixed_weight_version) AS mixed_weight_version,
+        any_value(slots.min_delivered_fraction) AS min_delivered_fraction,
+        any_value(slots.min_valid_fraction_per_group) AS min_valid_fraction_per_group,
+        coalesce(bool_or(events.event_type = 'rollout_registered'), FALSE) AS registered,
+        coalesce(bool_or(events.event_type = 'rollout_frozen'), FALSE) AS frozen,
         arg_min(events.terminal_call_id, events.event_order)
             FILTER (events.event_type = 'rollout_frozen') AS frozen_terminal,
-        bool_or(events.event_type = 'rollout_frozen') AS frozen,
         arg_min(
             {
                 'kind': events.event_type,
@@ -67,27 +75,25 @@ folded AS (
         ) FILTER (
             (events.event_type = 'call_failed' AND events.answered)
             OR (events.event_type = 'call_committed' AND json_text(events.detail, '$.poison') IS NOT NULL)
-        )
-            AS poison
-    FROM events
-    INNER JOIN group_records ON events.group_id = group_records.group_id
-    WHERE group_records.closing_order IS NULL OR events.event_order <= group_records.closing_order
-    GROUP BY events.group_id, events.rollout_id, events.attempt
+        ) AS poison,
+        list({'call_id': events.call_id, 'parent_call_id': events.parent_call_id})
+            FILTER (events.event_type = 'call_overflowed') AS overflows
+    FROM slots
+    LEFT JOIN events
+        ON
+            slots.group_id = events.group_id
+            AND slots.rollout_id = events.rollout_id
+            AND (slots.closing_order IS NULL OR events.event_order <= slots.closing_order)
+    GROUP BY slots.group_id, slots.rollout_id, events.attempt
 )
 
 SELECT
-    group_id,
-    rollout_id,
-    attempt,
-    registered,
-    frozen,
-    frozen_terminal,
-    ending,
-    closing_order,
-    CASE
-        WHEN ending IS NULL OR poison.event_order <= ending.event_order
-            THEN poison
-    END AS poison
+    * EXCLUDE (attempt, poison),
+    coalesce(attempt, 0) AS attempt,
+    CASE WHEN ending IS NULL OR poison.event_order <= ending.event_order THEN poison END AS poison
 FROM folded
-WHERE registered OR ending IS NOT NULL
-QUALIFY row_number() OVER (PARTITION BY group_id, rollout_id ORDER BY registered DESC, attempt DESC) = 1;
+QUALIFY
+    row_number() OVER (
+        PARTITION BY group_id, rollout_id
+        ORDER BY registered DESC, ending IS NOT NULL DESC, attempt DESC
+    ) = 1;

@@ -2,53 +2,36 @@
 -- grain: call
 -- reads: committed_calls
 CREATE OR REPLACE VIEW cyclic_calls AS
-WITH rootless AS (
+WITH folded AS (
     SELECT
         group_id,
         rollout_id,
         attempt,
-        call_id,
-        any_value(parent_call_id) AS parent_call_id
+        list({'call_id': call_id, 'parent_call_id': parent_call_id}) AS tree
     FROM committed_calls
     WHERE depth IS NULL
-    GROUP BY group_id, rollout_id, attempt, call_id
+    GROUP BY group_id, rollout_id, attempt
 ),
 
-numbered AS (
+named AS (
     SELECT
         *,
-        row_number() OVER (PARTITION BY group_id, rollout_id, attempt ORDER BY call_id) AS number
-    FROM rootless
+        list_transform(tree, lambda call: call.call_id) AS call_ids
+    FROM folded
 ),
 
 linked AS (
     SELECT
-        calls.group_id,
-        calls.rollout_id,
-        calls.attempt,
-        list(calls.call_id ORDER BY calls.number) AS call_ids,
-        list(parents.number ORDER BY calls.number) AS parent_numbers
-    FROM numbered AS calls
-    LEFT JOIN numbered AS parents
-        ON
-            calls.group_id = parents.group_id
-            AND calls.rollout_id = parents.rollout_id
-            AND calls.attempt = parents.attempt
-            AND calls.parent_call_id = parents.call_id
-    GROUP BY calls.group_id, calls.rollout_id, calls.attempt
-),
-
-started AS (
-    SELECT
         *,
+        list_transform(tree, lambda call: list_position(call_ids, call.parent_call_id)) AS parents,
         generate_subscripts(call_ids, 1) AS number
-    FROM linked
+    FROM named
 )
 
-SELECT
+SELECT DISTINCT
     group_id,
     rollout_id,
     attempt,
     call_ids[number] AS call_id
-FROM started
-WHERE list_reduce(range(len(call_ids)), lambda met, step: parent_numbers[met], number) IS NOT NULL;
+FROM linked
+WHERE list_reduce(tree, lambda met, step: parents[met], number) IS NOT NULL;

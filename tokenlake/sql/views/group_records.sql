@@ -1,6 +1,6 @@
--- what: what lineage says of a group itself: its registration, its closing event, the policy it is judged by
+-- what: what lineage says of a group itself: its registration and the event that closed it
 -- grain: group
--- reads: lineage, json_text, policies
+-- reads: lineage
 CREATE OR REPLACE VIEW group_records AS
 WITH folded AS (
     SELECT
@@ -12,7 +12,7 @@ WITH folded AS (
                 'deadline_at': deadline_at,
                 'weight_version': weight_version,
                 'meta': detail,
-                'at': lineage.at
+                'registered_at': lineage.at
             },
             row(lineage.at, event_writer, event_seq)
         ) FILTER (event_type = 'group_registered') AS opening,
@@ -20,6 +20,7 @@ WITH folded AS (
             {
                 'event_type': event_type,
                 'event_order': row(lineage.at, event_writer, event_seq),
+                'closed_at': lineage.at,
                 'cutoff_at': cutoff_at,
                 'segment': segment,
                 'weight_version': weight_version,
@@ -35,30 +36,21 @@ WITH folded AS (
 )
 
 SELECT
-    folded.group_id,
-    folded.opening.n,
-    folded.opening.deadline_at,
-    folded.opening.weight_version AS dispatch_weight_version,
-    folded.opening.meta,
-    folded.opening.at AS registered_at,
-    folded.closing.event_type AS closed_by,
-    folded.closing.event_order AS closing_order,
-    folded.closing.cutoff_at,
-    folded.closing.segment,
-    folded.closing.weight_version AS published_min_wv,
-    folded.closing.weight_version_end AS published_max_wv,
-    folded.closing.reason AS drop_reason,
-    coalesce(folded.opening.purpose, 'train') AS purpose,
-    coalesce(json_text(folded.closing.policy, '$.mixed_weight_version'), policies.mixed_weight_version)
-        AS mixed_weight_version,
-    coalesce(
-        try_cast(json_text(folded.closing.policy, '$.min_delivered_fraction') AS DOUBLE),
-        policies.min_delivered_fraction
-    ) AS min_delivered_fraction,
-    coalesce(
-        try_cast(json_text(folded.closing.policy, '$.min_valid_fraction_per_group') AS DOUBLE),
-        policies.min_valid_fraction_per_group
-    ) AS min_valid_fraction_per_group
+    group_id,
+    opening.n AS n,
+    coalesce(opening.purpose, 'train') AS purpose,
+    opening.deadline_at AS deadline_at,
+    opening.weight_version AS dispatch_weight_version,
+    opening.meta AS meta,
+    opening.registered_at AS registered_at,
+    closing.event_type AS closed_by,
+    closing.event_order AS closing_order,
+    closing.closed_at AS closed_at,
+    closing.cutoff_at AS cutoff_at,
+    closing.segment AS segment,
+    closing.weight_version AS published_min_wv,
+    closing.weight_version_end AS published_max_wv,
+    closing.policy AS policy,
+    closing.reason AS drop_reason
 FROM folded
-CROSS JOIN policies
-WHERE folded.opening IS NOT NULL;
+WHERE opening IS NOT NULL;

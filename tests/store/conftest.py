@@ -1,0 +1,82 @@
+"""Deltas to stage, with true digests."""
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenlake.store.delta import Delta
+from tokenlake.store.digest import ArrayBytes, chain_hash, delta_digest, extras_digest
+from tokenlake.store.lake import OwnedLake
+
+
+def build_delta(
+    call_id: str = "c0",
+    rollout_id: str = "g0_g0",
+    attempt: int = 0,
+    n: int = 4,
+    first: int = 10,
+    **changes: object,
+) -> Delta:
+    """A root of `n` tokens counting up from `first`, the second half sampled."""
+    ids = struct.pack(f"<{n}i", *range(first, first + n))
+    mask = bytes([0] * (n // 2) + [1] * (n - n // 2))
+    logprobs = struct.pack(f"<{n}f", *[0.0] * (n // 2), *[-0.5] * (n - n // 2))
+    arrays = [ArrayBytes(n, raw) for raw in (ids, mask, logprobs)]
+    chain = chain_hash(None, arrays[0])
+    digest = delta_digest(
+        schema_version=1,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        call_id=call_id,
+        parent_call_id=None,
+        mode="text",
+        prev_len=0,
+        cum_len=n,
+        weight_version=4,
+        weight_version_end=4,
+        finish_reason="stop",
+        sampling=(1.0, None, 20, "raw"),
+        extras_digest=extras_digest(None),
+        chain_hash=chain,
+        token_ids=arrays[0],
+        token_mask=arrays[1],
+        logprobs=arrays[2],
+    )
+    values: dict[str, object] = {
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+        "call_id": call_id,
+        "parent_call_id": None,
+        "root_call_id": call_id,
+        "depth": 0,
+        "mode": "text",
+        "prev_len": 0,
+        "cum_len": n,
+        "token_ids": ids,
+        "token_mask": mask,
+        "logprobs": logprobs,
+        "weight_version": 4,
+        "weight_version_end": 4,
+        "finish_reason": "stop",
+        "sampling": (1.0, None, 20, "raw"),
+        "extras": None,
+        "extras_digest": extras_digest(None),
+        "chain_hash": chain,
+        "digest": digest,
+        "staged_at": 1_700_000_000_000_000,
+    }
+    return Delta(**{**values, **changes})
+
+
+@pytest.fixture
+def make_delta() -> Callable[..., Delta]:
+    return build_delta
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[OwnedLake]:
+    owned = OwnedLake.open(tmp_path / "lake")
+    yield owned
+    owned.close()

@@ -1,0 +1,341 @@
+"""The REST client: what a trainer or an environment process says to a service.
+
+Every call has a deadline, so a dead service is an error and never a silence. Errors are those of `tokenlake.errors`:
+`Conflict`, `NotFound`, `Unauthorized` and so on, as the service meant them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+import pyarrow as pa
+
+from tokenlake.errors import (
+    Conflict,
+    Deadline,
+    EngineFailed,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TokenlakeError,
+    TooLarge,
+    Unauthorized,
+)
+
+__all__ = ["AsyncClient", "Client"]
+
+_STREAM = "application/vnd.apache.arrow.stream"
+_ERRORS: dict[int, type[TokenlakeError]] = {
+    400: InvalidInput,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: InvalidInput,
+    503: EngineFailed,
+    504: Deadline,
+}
+
+
+def _read(response: httpx.Response) -> Any:
+    if response.is_success:
+        return response.json()
+    raise _error(response)
+
+
+def _error(response: httpx.Response) -> TokenlakeError:
+    try:
+        error = response.json()["error"]
+        message, detail = error["message"], error.get("detail") or {}
+    except (ValueError, KeyError, TypeError):
+        message, detail = response.text[:200], {}
+    kind = _ERRORS.get(response.status_code, TokenlakeError)
+    return kind(f"{message} ({response.request.method} {response.request.url.path})", **detail)
+
+
+def _table(response: httpx.Response) -> tuple[pa.Table, str | None]:
+    if not response.is_success:
+        raise _error(response)
+    return pa.ipc.open_stream(response.content).read_all(), response.headers.get("x-next-after")
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _key(idempotency_key: str | None) -> dict[str, str]:
+    return {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+
+
+def _path(*parts: str) -> str:
+    return "/api/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+class _Request:
+    """One request, as both clients send it."""
+
+    __slots__ = ("headers", "json", "method", "params", "path")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        json: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.json = json
+        self.params = params
+        self.headers = headers
+
+
+def _group(group_id: str, n: int, deadline_s: float | None, purpose: str, meta: Any, key: str | None) -> _Request:
+    body = _given(n=n, deadline_s=deadline_s, purpose=purpose, meta=meta)
+    return _Request("PUT", _path("groups", group_id), body, headers=_key(key))
+
+
+def _seal(rollout_id: str, fields: dict[str, Any]) -> _Request:
+    return _Request("POST", _path("rollouts", rollout_id, "seal"), _given(**fields))
+
+
+def _rows(group_id: str | None, after: str | None, limit: int | None) -> _Request:
+    params = _given(group_id=group_id, after=after, limit=limit)
+    return _Request("GET", _path("rows"), params=params, headers={"Accept": _STREAM})
+
+
+class Client:
+    """A blocking client. `token` is the control token, or a rollout's control capability for that rollout alone."""
+
+    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0) -> None:
+        self._http = httpx.Client(base_url=base_url, headers=_headers(token), timeout=deadline_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _send(self, request: _Request) -> httpx.Response:
+        try:
+            return self._http.request(
+                request.method, request.path, json=request.json, params=request.params, headers=request.headers
+            )
+        except httpx.TimeoutException as error:
+            raise Deadline(f"{self._http.base_url} did not answer in time") from error
+        except httpx.TransportError as error:
+            raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+
+    def register_group(
+        self,
+        group_id: str,
+        n: int,
+        *,
+        deadline_s: float | None = None,
+        purpose: str = "train",
+        meta: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Register a group; answers a `base_url` and capabilities for each rollout."""
+        return _read(self._send(_group(group_id, n, deadline_s, purpose, meta, idempotency_key)))
+
+    def register_attempt(self, rollout_id: str, number: int, *, idempotency_key: str | None = None) -> dict[str, Any]:
+        """Register the next attempt of a rollout."""
+        path = _path("rollouts", rollout_id, "attempts", str(number))
+        return _read(self._send(_Request("PUT", path, headers=_key(idempotency_key))))
+
+    def freeze(
+        self, rollout_id: str, *, attempt: int | None = None, terminal_response_id: str | None = None
+    ) -> dict[str, Any]:
+        """End generation before the verifier runs."""
+        body = _given(attempt=attempt, terminal_response_id=terminal_response_id)
+        return _read(self._send(_Request("POST", _path("rollouts", rollout_id, "freeze"), body)))
+
+    def seal(
+        self,
+        rollout_id: str,
+        *,
+        reward: float,
+        attempt: int | None = None,
+        terminal_response_id: str | None = None,
+        terminal_call_id: str | None = None,
+        scored_text: str | None = None,
+        boundary_id: str | None = None,
+    ) -> dict[str, Any]:
+        """End a rollout with its reward; answers the receipt."""
+        fields = {
+            "reward": reward,
+            "attempt": attempt,
+            "terminal_response_id": terminal_response_id,
+            "terminal_call_id": terminal_call_id,
+            "scored_text": scored_text,
+            "boundary_id": boundary_id,
+        }
+        return _read(self._send(_seal(rollout_id, fields)))
+
+    def fail(
+        self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False
+    ) -> dict[str, Any]:
+        """End a rollout without a reward; with `retry` the slot waits for another attempt."""
+        body = _given(reason=reason, attempt=attempt, retry=retry)
+        return _read(self._send(_Request("POST", _path("rollouts", rollout_id, "fail"), body)))
+
+    def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """State of a rollout."""
+        return _read(self._send(_Request("GET", _path("rollouts", rollout_id))))
+
+    def group(self, group_id: str) -> dict[str, Any]:
+        """State of a group."""
+        return _read(self._send(_Request("GET", _path("groups", group_id))))
+
+    def publish(self, group_id: str) -> dict[str, Any]:
+        """Publish a group now."""
+        return _read(self._send(_Request("POST", _path("groups", group_id, "publish"))))
+
+    def abort(self, group_id: str) -> dict[str, Any]:
+        """Give a group up."""
+        return _read(self._send(_Request("POST", _path("groups", group_id, "abort"))))
+
+    def rows(
+        self, *, group_id: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> tuple[pa.Table, str | None]:
+        """A page of ready rows, and the cursor of the next page."""
+        return _table(self._send(_rows(group_id, after, limit)))
+
+    def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
+        """A read-only query: `columns`, `rows`, `truncated`."""
+        return _read(self._send(_Request("POST", _path("sql"), {"sql": text, "params": params or []})))
+
+    def set_weight_version(self, version: int) -> dict[str, Any]:
+        """Announce the trainer's published version; answers what each worker has loaded."""
+        return _read(self._send(_Request("PUT", _path("weight_version"), {"version": version})))
+
+
+class AsyncClient:
+    """The same, for an event loop."""
+
+    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0) -> None:
+        self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(token), timeout=deadline_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _send(self, request: _Request) -> httpx.Response:
+        try:
+            return await self._http.request(
+                request.method, request.path, json=request.json, params=request.params, headers=request.headers
+            )
+        except httpx.TimeoutException as error:
+            raise Deadline(f"{self._http.base_url} did not answer in time") from error
+        except httpx.TransportError as error:
+            raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+
+    async def register_group(
+        self,
+        group_id: str,
+        n: int,
+        *,
+        deadline_s: float | None = None,
+        purpose: str = "train",
+        meta: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Register a group; answers a `base_url` and capabilities for each rollout."""
+        return _read(await self._send(_group(group_id, n, deadline_s, purpose, meta, idempotency_key)))
+
+    async def register_attempt(
+        self, rollout_id: str, number: int, *, idempotency_key: str | None = None
+    ) -> dict[str, Any]:
+        """Register the next attempt of a rollout."""
+        path = _path("rollouts", rollout_id, "attempts", str(number))
+        return _read(await self._send(_Request("PUT", path, headers=_key(idempotency_key))))
+
+    async def freeze(
+        self, rollout_id: str, *, attempt: int | None = None, terminal_response_id: str | None = None
+    ) -> dict[str, Any]:
+        """End generation before the verifier runs."""
+        body = _given(attempt=attempt, terminal_response_id=terminal_response_id)
+        return _read(await self._send(_Request("POST", _path("rollouts", rollout_id, "freeze"), body)))
+
+    async def seal(
+        self,
+        rollout_id: str,
+        *,
+        reward: float,
+        attempt: int | None = None,
+        terminal_response_id: str | None = None,
+        terminal_call_id: str | None = None,
+        scored_text: str | None = None,
+        boundary_id: str | None = None,
+    ) -> dict[str, Any]:
+        """End a rollout with its reward; answers the receipt."""
+        fields = {
+            "reward": reward,
+            "attempt": attempt,
+            "terminal_response_id": terminal_response_id,
+            "terminal_call_id": terminal_call_id,
+            "scored_text": scored_text,
+            "boundary_id": boundary_id,
+        }
+        return _read(await self._send(_seal(rollout_id, fields)))
+
+    async def fail(
+        self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False
+    ) -> dict[str, Any]:
+        """End a rollout without a reward; with `retry` the slot waits for another attempt."""
+        body = _given(reason=reason, attempt=attempt, retry=retry)
+        return _read(await self._send(_Request("POST", _path("rollouts", rollout_id, "fail"), body)))
+
+    async def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """State of a rollout."""
+        return _read(await self._send(_Request("GET", _path("rollouts", rollout_id))))
+
+    async def group(self, group_id: str) -> dict[str, Any]:
+        """State of a group."""
+        return _read(await self._send(_Request("GET", _path("groups", group_id))))
+
+    async def publish(self, group_id: str) -> dict[str, Any]:
+        """Publish a group now."""
+        return _read(await self._send(_Request("POST", _path("groups", group_id, "publish"))))
+
+    async def abort(self, group_id: str) -> dict[str, Any]:
+        """Give a group up."""
+        return _read(await self._send(_Request("POST", _path("groups", group_id, "abort"))))
+
+    async def rows(
+        self, *, group_id: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> tuple[pa.Table, str | None]:
+        """A page of ready rows, and the cursor of the next page."""
+        return _table(await self._send(_rows(group_id, after, limit)))
+
+    async def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
+        """A read-only query: `columns`, `rows`, `truncated`."""
+        return _read(await self._send(_Request("POST", _path("sql"), {"sql": text, "params": params or []})))
+
+    async def set_weight_version(self, version: int) -> dict[str, Any]:
+        """Announce the trainer's published version; answers what each worker has loaded."""
+        return _read(await self._send(_Request("PUT", _path("weight_version"), {"version": version})))

@@ -1,0 +1,186 @@
+"""`tokenlake demo`: start, play, publish, load, prove, say."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tokenlake import open as open_lake
+from tokenlake.api.client import AsyncClient
+from tokenlake.api.demo.agents import Agent, Pause, Traffic, slot_of
+from tokenlake.api.demo.plan import expected, kind_of
+from tokenlake.api.demo.proof import Proof, prove
+from tokenlake.api.demo.report import complaints, measure, show
+from tokenlake.api.demo.tasks import make_tasks
+from tokenlake.api.serve import Running, start
+from tokenlake.errors import ConfigError
+from tokenlake.finalize.loader import RowLoader
+from tokenlake.ingest.tiny import TinyEngine
+from tokenlake.ingest.tiny.score import score
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["run"]
+
+_UPDATE_AFTER = 0.3
+"""Share of the rollouts that have ended when the weights change."""
+_NOISE = 2e-3
+_PUBLISH_DEADLINE_S = 30.0
+
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one demo run has made so far."""
+
+    weights: dict[int | None, State] = field(default_factory=dict[int | None, State])
+    traffic: Traffic = field(default_factory=Traffic)
+    ended: int = 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`tokenlake demo`: 0 when the lake says what was planted and the rows are proven right, 1 otherwise."""
+    if arguments.groups < 1 or arguments.rollouts < 1:
+        raise ConfigError("--groups and --rollouts must be at least 1")
+    kept = arguments.lake is not None
+    folder = Path(tempfile.mkdtemp(prefix="tokenlake-demo-"))
+    path = arguments.lake if kept else folder / "lake"
+    if kept and path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty: the demo starts a lake of its own")
+    try:
+        return _demo(path, folder / "engine-trace.jsonl", arguments, kept=kept)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool) -> int:
+    console = Console()
+    began = time.monotonic()
+    done = _Run()
+    engine = TinyEngine(seed=arguments.seed, trace_path=trace)
+    lake = OwnedLake.open(path)
+    try:
+        with start(lake, engine) as running, _progress(console, arguments.groups * arguments.rollouts) as advance:
+            console.print(f"service at {running.base_url}, lake at {path}")
+            asyncio.run(_play(running, engine, done, arguments, advance))
+    finally:
+        lake.close()
+    reader = open_lake(path)
+    try:
+        batches = list(RowLoader(path, groups_per_batch=2, seed=arguments.seed))
+        proof: Proof = prove(reader, trace, _scorer(engine, done))
+        figures = measure(reader, path)
+    finally:
+        reader.close()
+    loaded = sum(len(batch["sample_ids"]) for batch in batches)
+    loaded_bytes = sum(t.numel() * t.element_size() for b in batches for t in b.values() if isinstance(t, torch.Tensor))
+    planned = expected(arguments.groups, arguments.rollouts)
+    show(console, figures, proof, done.traffic, time.monotonic() - began, loaded_bytes)
+    wrong = complaints(figures, planned, proof, loaded, arguments.groups * arguments.rollouts)
+    for complaint in wrong:
+        sys.stderr.write(f"tokenlake: {complaint}\n")
+    if kept and not wrong:
+        console.print(f"look around: tokenlake sql --lake {path} 'SELECT * FROM groups'")
+    return 1 if wrong else 0
+
+
+class _progress:  # noqa: N801  # reads as the context manager it is
+    """A progress bar over rollouts, silent where the output is no terminal."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("rollouts", total=total)
+
+    def __enter__(self) -> _progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self) -> None:
+        self._bar.advance(self._task)
+
+
+async def _play(
+    running: Running, engine: TinyEngine, done: _Run, arguments: argparse.Namespace, advance: _progress
+) -> None:
+    groups, rollouts = arguments.groups, arguments.rollouts
+    tasks = make_tasks(groups, arguments.seed)
+    pause = Pause()
+    first = engine.weight_version or 0
+    done.weights[first] = _copy(engine)
+    async with AsyncClient(running.base_url, token=running.token) as control:
+        await control.set_weight_version(first)
+        slots = [await control.register_group(f"demo-{g:02d}", rollouts, meta={"task": "chain_sum"}) for g in range(groups)]
+
+        async def rollout(g: int, i: int) -> None:
+            agent = Agent(kind_of(g, i, groups, rollouts), tasks[g], control, pause, done.traffic)
+            await agent.run(slot_of(_entries(slots[g])[i]))
+            done.ended += 1
+            advance()
+            if done.ended == max(1, int(_UPDATE_AFTER * groups * rollouts)):
+                await _update(engine, control, pause, done, first + 1, arguments.seed)
+
+        async with asyncio.TaskGroup() as running_tasks:
+            for g in range(groups):
+                for i in range(rollouts):
+                    running_tasks.create_task(rollout(g, i))
+        await _published(control, groups)
+
+
+def _entries(registered: Any) -> Sequence[Mapping[str, Any]]:
+    return registered["rollouts"]
+
+
+async def _update(
+    engine: TinyEngine, control: AsyncClient, pause: Pause, done: _Run, version: int, seed: int
+) -> None:
+    """One training step's worth of other weights, between calls, so that each call has one version."""
+    generator = torch.Generator().manual_seed(seed)
+    before = _copy(engine)
+    after = {
+        name: weight + _NOISE * weight.std() * torch.randn(weight.shape, generator=generator)
+        if weight.is_floating_point() and weight.numel() > 1
+        else weight
+        for name, weight in before.items()
+    }
+    await pause.hold()
+    try:
+        await engine.set_weights(after, version)
+        await control.set_weight_version(version)
+        done.weights[version] = _copy(engine)
+    finally:
+        pause.resume()
+
+
+def _copy(engine: TinyEngine) -> State:
+    return {name: weight.detach().clone() for name, weight in engine.model.state_dict().items()}
+
+
+def _scorer(engine: TinyEngine, done: _Run) -> Any:
+    def scored(version: int | None, ids: Sequence[int]) -> list[float]:
+        return score(done.weights[version], ids, config=engine.model.config).tolist()
+
+    return scored
+
+
+async def _published(control: AsyncClient, groups: int) -> None:
+    """Wait until the service has published every group; it does so when the last rollout of a group ends."""
+    async with asyncio.timeout(_PUBLISH_DEADLINE_S):
+        for g in range(groups):
+            while (await control.group(f"demo-{g:02d}"))["state"] != "published":
+                await asyncio.sleep(0.05)

@@ -1,0 +1,163 @@
+"""Own routes that only read: groups, rows, SQL, audit; and what operators look at.
+
+Lists are paged by a cursor: `after` is the last id of the page before, `next` the one to ask for, null at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from tokenlake import sql
+from tokenlake.api.own_route import OwnRoute, service_of
+from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, bounded_query, fetch
+from tokenlake.api.receipts import group_state
+from tokenlake.api.rollouts import Group
+from tokenlake.api.routes_control import credential
+from tokenlake.api.service import Service
+from tokenlake.api.wire import SqlBody, read_model
+from tokenlake.errors import InvalidInput, NotFound
+from tokenlake.ids import check_group_id
+
+__all__ = ["health", "router"]
+
+router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
+health = APIRouter()
+
+
+def _limit(request: Request, most: int) -> int:
+    text = request.query_params.get("limit")
+    if text is None:
+        return most
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise InvalidInput("limit must be a whole number above 0", field="limit")
+    return min(int(text), most)
+
+
+def _wants_arrow(request: Request) -> bool:
+    return ARROW_STREAM in request.headers.get("accept", "")
+
+
+async def _published(service: Service, group: Group) -> dict[str, Any] | None:
+    """What publishing the group came to, from the lake."""
+    if group.state != "published":
+        return None
+    table = await asyncio.to_thread(fetch, service.lake, sql.read("reads/published_group"), [group.group_id])
+    rows = table.to_pylist()
+    return rows[0] if rows else None
+
+
+@router.get("/groups")
+async def get_groups(request: Request) -> JSONResponse:
+    """Groups in order of their ids."""
+    credential(request)
+    service = service_of(request)
+    limit = _limit(request, service.settings.page_rows)
+    after = request.query_params.get("after", "")
+    names = sorted(name for name in service.control.groups if name > after)
+    page = [service.control.groups[name] for name in names[:limit]]
+    states = [group_state(group, await _published(service, group)) for group in page]
+    return JSONResponse({"groups": states, "next": page[-1].group_id if len(names) > limit else None})
+
+
+@router.get("/groups/{group_id}")
+async def get_group(request: Request, group_id: str) -> JSONResponse:
+    """One group."""
+    credential(request)
+    service = service_of(request)
+    group = service.lifecycle.group(check_group_id(group_id))
+    return JSONResponse(group_state(group, await _published(service, group)))
+
+
+@router.get("/rows")
+async def get_rows(request: Request) -> Response:
+    """Ready rows, whole groups only: a page holds at least one group and, beyond it, no more than `limit` rows."""
+    credential(request)
+    service = service_of(request)
+    limit = _limit(request, service.settings.page_rows)
+    group_id, after = request.query_params.get("group_id"), request.query_params.get("after")
+    if group_id is not None:
+        service.lifecycle.group(check_group_id(group_id))
+    table, following = await asyncio.to_thread(_page, service, group_id, after, limit)
+    if _wants_arrow(request):
+        headers = {} if following is None else {"x-next-after": following}
+        return Response(as_stream(table), media_type=ARROW_STREAM, headers=headers)
+    return JSONResponse({"rows": as_json_rows(table), "next": following})
+
+
+def _page(service: Service, group_id: str | None, after: str | None, limit: int) -> tuple[pa.Table, str | None]:
+    """Runs in a thread: the rows of a page, and the cursor of the next one."""
+    ready: list[str] = fetch(service.lake, sql.read("reads/ready_groups"), [None]).column("group_id").to_pylist()
+    if group_id is not None:
+        chosen = [group_id] if group_id in ready else []
+        return fetch(service.lake, sql.read("reads/ready_rows_of"), [chosen]), None
+    if after is not None:
+        if after not in ready:
+            raise NotFound(f"no published group {after} to go on after", after=after)
+        ready = ready[ready.index(after) + 1 :]
+    chosen, rows = ready[:1], service.control.groups[ready[0]].n if ready else 0
+    for name in ready[1:]:
+        rows += service.control.groups[name].n
+        if rows > limit:
+            break
+        chosen.append(name)
+    table = fetch(service.lake, sql.read("reads/ready_rows_of"), [chosen])
+    return table, chosen[-1] if len(chosen) < len(ready) else None
+
+
+@router.post("/sql")
+async def post_sql(request: Request) -> Response:
+    """A read-only query, bounded in time and rows."""
+    credential(request)
+    service = service_of(request)
+    body = await read_model(request, SqlBody, service.settings.max_body_bytes)
+    table, more = await asyncio.to_thread(bounded_query, service.lake, body.sql, body.params, service.settings)
+    if _wants_arrow(request):
+        return Response(as_stream(table), media_type=ARROW_STREAM, headers={"x-truncated": str(more).lower()})
+    columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
+    return JSONResponse({"columns": columns, "rows": as_json_rows(table), "truncated": more})
+
+
+@router.get("/audit")
+async def get_audit(request: Request) -> JSONResponse:
+    """Everything verified again from the bytes: findings by kind."""
+    credential(request)
+    service = service_of(request)
+    table = await asyncio.to_thread(fetch, service.lake, sql.read("reads/audit_findings"), [])
+    findings = as_json_rows(table)
+    kinds: dict[str, int] = {}
+    for finding in findings:
+        kinds[finding["finding"]] = kinds.get(finding["finding"], 0) + 1
+    limit = service.settings.page_rows
+    healthy = all(finding.get("severity") != "fault" for finding in findings)
+    return JSONResponse({"healthy": healthy, "kinds": kinds, "findings": findings[:limit], "total": len(findings)})
+
+
+@health.get("/healthz")
+async def healthz() -> JSONResponse:
+    """Whether the process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+@health.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """Whether model calls can be served."""
+    ready = service_of(request).ready
+    return JSONResponse({"status": "ready" if ready else "starting"}, 200 if ready else 503)
+
+
+@health.get("/metrics")
+async def metrics(request: Request) -> PlainTextResponse:
+    """Prometheus metrics."""
+    credential(request)
+    service = service_of(request)
+    attempts = (rollout.current for group in service.control.groups.values() for rollout in group.rollouts.values())
+    service.metrics.open_rollouts.set(sum(attempt.state == "open" and not attempt.released for attempt in attempts))
+    lineage = service.lake.path / "lineage"
+    service.metrics.lineage_bytes.set(sum(path.stat().st_size for path in lineage.rglob("*.arrow")))
+    return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

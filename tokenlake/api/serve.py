@@ -1,0 +1,125 @@
+"""Running the service: as a command, and inside another process for tests, notebooks and the demo."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import uvicorn
+
+from tokenlake.api.app import create_app
+from tokenlake.api.commands import pairs
+from tokenlake.api.service import Service
+from tokenlake.api.settings import Settings, read_environment
+from tokenlake.errors import ConfigError
+from tokenlake.ingest.tiny import TinyEngine
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["Running", "embedded", "run"]
+
+_START_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Running:
+    """A service that listens."""
+
+    url: str
+    """`http://host:port`, without a slash at the end."""
+    token: str
+    service: Service
+    loop: asyncio.AbstractEventLoop
+    """The loop that owns the service's state."""
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _config(service: Service) -> uvicorn.Config:
+    # Header names of agents are not logged, and neither are bodies: a capability never reaches a log.
+    return uvicorn.Config(create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+
+
+@contextlib.contextmanager
+def embedded(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[Running]:
+    """Serve in a thread with a loop of its own until the block ends; port 0 takes a free one."""
+    listener = _listen(host, port)
+    server = uvicorn.Server(_config(service))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="tokenlake-service", daemon=True)
+    thread.start()
+    try:
+        _wait_until_started(server, thread)
+        yield Running(_url(listener), service.token, service, loops[0])
+    finally:
+        server.should_exit = True
+        thread.join(_START_S)
+        listener.close()
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    tick = threading.Event()
+    for _ in range(int(_START_S / 0.01)):
+        if server.started:
+            return
+        if not thread.is_alive():
+            break
+        tick.wait(0.01)
+    raise ConfigError("the service did not start: its log says why")
+
+
+def _settings(given: Mapping[str, str]) -> Settings:
+    """Settings from `NAME=VALUE` texts: JSON where it is JSON, else the text itself."""
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return Settings.parse(values)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`tokenlake serve`."""
+    environment = read_environment()
+    settings = _settings(pairs(arguments.set))
+    listener = _listen(arguments.host, arguments.port)
+    lake = OwnedLake.open(arguments.lake)
+    try:
+        service = Service(lake, TinyEngine(), settings, environment, policy=pairs(arguments.policy))
+        sys.stdout.write(f"serving {arguments.lake} at {_url(listener)}\n")
+        if not environment.token_given:
+            sys.stdout.write(f"control token: {environment.token}\n")
+        sys.stdout.flush()
+        asyncio.run(uvicorn.Server(_config(service)).serve(sockets=[listener]))
+    finally:
+        listener.close()
+        lake.close()
+    return 0

@@ -1,0 +1,12 @@
+-- what: whether a committed call is sound, and the first fault if not. Notices do not count
+-- grain: call
+-- reads: verified_calls
+CREATE OR REPLACE VIEW call_verdicts AS
+SELECT
+    group_id,
+    rollout_id,
+    attempt,
+    call_id,
+    reason IS NULL AS ok,
+    reason
+FROM verified_calls;

@@ -1,0 +1,53 @@
+-- what: published rows as they were written, placeholders included, whole groups only: what a trainer queries. Rows that
+--   no `group_published` event names (left by a crash) are not here, and no later event changes what is
+-- grain: row
+-- reads: rows, group_records
+CREATE OR REPLACE VIEW ready_rows AS
+WITH complete AS (
+    SELECT
+        groups.group_id,
+        groups.cutoff_at
+    FROM group_records AS groups
+    INNER JOIN rows AS found
+        ON
+            groups.group_id = found.group_id
+            AND groups.cutoff_at = found.published_at
+    WHERE groups.closed_by = 'group_published'
+    GROUP BY groups.group_id, groups.n, groups.cutoff_at
+    HAVING count(DISTINCT found.rollout_id) = groups.n AND count(DISTINCT found.sample_id) = count(*)
+)
+
+SELECT
+    ready.schema_version,
+    ready.sample_id,
+    ready.rollout_id,
+    ready.segment_index,
+    ready.segment_count,
+    ready.group_id,
+    ready.attempt,
+    ready.input_ids,
+    ready.token_mask,
+    ready.logprobs,
+    ready.sample_mask,
+    ready.reason,
+    ready.reward,
+    ready.prompt_ids_for_adv,
+    ready.terminal_call_id,
+    ready.call_ids,
+    ready.weight_version_min,
+    ready.weight_version_max,
+    ready.group_min_wv,
+    ready.group_max_wv,
+    ready.temperature,
+    ready.logprob_mode,
+    ready.truncated,
+    ready.turns,
+    ready.sampled_tokens,
+    ready.dropped_sampled_tokens,
+    ready.row_digest,
+    ready.published_at
+FROM rows AS ready
+INNER JOIN complete
+    ON
+        ready.group_id = complete.group_id
+        AND ready.published_at = complete.cutoff_at;

@@ -1,0 +1,164 @@
+-- what: the calls of the attempt that counts as a tree, and its terminal: declared, else the only leaf. An overflowed
+--   call stands for its parent. No leaf is an abandoned retry: childless, while another call with the same parent and
+--   the same prompt was continued. Leaves that are the same token sequence count as one. Calls that came after the end
+--   of the attempt change nothing. `path`: numbers in `call_ids`, root first; it ends at a call that is missing or met
+--   before (a cycle), which `call_checks` names
+-- grain: rollout
+-- reads: attempts, committed_calls
+CREATE OR REPLACE VIEW rollout_trees AS
+WITH folded AS (
+    SELECT
+        attempts.group_id,
+        attempts.rollout_id,
+        any_value(attempts) AS attempt_record,
+        count(calls.call_id) AS calls,
+        coalesce(sum(calls.sampled_tokens), 0)::BIGINT AS attempt_sampled_tokens,
+        coalesce(
+            list(
+                {
+                    'event_order': row(calls.at, calls.event_writer, calls.event_seq),
+                    'call_id': calls.call_id,
+                    'parent_call_id': calls.parent_call_id,
+                    'chain_hash': calls.chain_hash,
+                    'finish_reason': calls.finish_reason,
+                    'prompt': row(
+                        calls.parent_call_id,
+                        calls.prev_len,
+                        calls.delta_len - calls.sampled_tokens,
+                        calls.prompt_digest
+                    )
+                }
+            ) FILTER (calls.call_id IS NOT NULL),
+            []
+        ) AS tree
+    FROM attempts
+    LEFT JOIN committed_calls AS calls
+        ON
+            attempts.group_id = calls.group_id
+            AND attempts.rollout_id = calls.rollout_id
+            AND attempts.attempt = calls.attempt
+            AND (
+                attempts.ending IS NULL
+                OR row(calls.at, calls.event_writer, calls.event_seq) <= attempts.ending.event_order
+            )
+            AND (
+                attempts.closing_order IS NULL
+                OR row(calls.at, calls.event_writer, calls.event_seq) <= attempts.closing_order
+            )
+    GROUP BY attempts.group_id, attempts.rollout_id
+),
+
+named AS (
+    SELECT
+        *,
+        list_transform(tree, lambda call: call.call_id) AS call_ids
+    FROM folded
+),
+
+linked AS (
+    SELECT
+        *,
+        list_transform(tree, lambda call: list_position(call_ids, call.parent_call_id)) AS parents
+    FROM named
+),
+
+branched AS (
+    SELECT
+        *,
+        list_transform(
+            list_distinct(parents), lambda number: tree[number].prompt
+        ) AS continued_prompts,
+        list_filter(
+            tree, lambda call, number: NOT list_contains(parents, number)
+        ) AS childless
+    FROM linked
+),
+
+ended AS (
+    SELECT
+        *,
+        list_filter(childless, lambda call: NOT list_contains(continued_prompts, call.prompt)) AS leaves,
+        coalesce(attempt_record.ending.terminal_call_id, attempt_record.frozen_terminal) AS declared,
+        list_filter(
+            coalesce(attempt_record.overflows, []),
+            lambda overflow: overflow.call_id
+            = coalesce(attempt_record.ending.terminal_call_id, attempt_record.frozen_terminal)
+        )[1] AS overflow,
+        (attempt_record.frozen OR attempt_record.ending IS NOT NULL)
+        AND coalesce(attempt_record.ending.kind <> 'rollout_failed', TRUE) AS wanted
+    FROM branched
+),
+
+resolved AS (
+    SELECT
+        *,
+        CASE
+            WHEN NOT wanted THEN NULL
+            WHEN overflow IS NOT NULL THEN overflow.parent_call_id
+            WHEN declared IS NOT NULL THEN declared
+            WHEN len(list_distinct(list_transform(leaves, lambda call: call.chain_hash))) = 1
+                THEN list_min(leaves).call_id
+        END AS terminal_call_id
+    FROM ended
+),
+
+placed AS (
+    SELECT
+        *,
+        list_position(call_ids, terminal_call_id) AS terminal_number
+    FROM resolved
+)
+
+SELECT
+    group_id,
+    rollout_id,
+    attempt_record,
+    calls,
+    attempt_sampled_tokens,
+    call_ids,
+    parents,
+    tree[terminal_number].call_id AS terminal_call_id,
+    CASE
+        WHEN terminal_number IS NULL THEN NULL
+        WHEN declared IS NULL THEN 'only_leaf'
+        ELSE coalesce(attempt_record.ending.terminal_selection, 'declared')
+    END AS terminal_selection,
+    coalesce(
+        terminal_number IS NOT NULL
+        AND (
+            overflow IS NOT NULL
+            OR tree[terminal_number].finish_reason IN ('length', 'max_tokens', 'max_output_tokens')
+            OR (
+                declared IS NULL
+                AND list_contains(
+                    list_transform(coalesce(attempt_record.overflows, []), lambda each: each.parent_call_id),
+                    terminal_call_id
+                )
+            )
+        ),
+        FALSE
+    ) AS truncated,
+    CASE
+        WHEN NOT wanted OR terminal_number IS NOT NULL THEN NULL
+        WHEN calls = 0 THEN 'no_calls'
+        WHEN declared IS NOT NULL THEN 'terminal_unknown'
+        WHEN len(leaves) = 0 THEN 'parent_cycle'
+        ELSE 'terminal_ambiguous'
+    END AS terminal_reason,
+    CASE
+        WHEN terminal_number IS NOT NULL
+            THEN
+                list_reduce(
+                    tree,
+                    lambda path, step: CASE
+                        WHEN parents[path[1]] IS NULL OR list_contains(path, parents[path[1]]) THEN path
+                        ELSE list_prepend(parents[path[1]], path)
+                    END,
+                    [terminal_number]
+                )
+    END AS path,
+    list_min(list_filter(tree, lambda call: call.parent_call_id IS NULL)).call_id AS first_root,
+    list_min(
+        list_filter(tree, lambda call, number: call.parent_call_id IS NOT NULL AND parents[number] IS NULL)
+    ).call_id AS first_orphan
+FROM placed;

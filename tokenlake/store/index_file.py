@@ -1,0 +1,61 @@
+"""`index.duckdb`: opened, or moved aside and built anew from the Arrow files when it is of no use."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import duckdb
+
+from tokenlake.store.index import Index
+
+__all__ = ["open_index", "remove_index"]
+
+_log = logging.getLogger(__name__)
+_NAME = "index.duckdb"
+_LOG_NAME = "index.duckdb.wal"
+
+
+def open_index(root: Path) -> Index:
+    """The refreshed index of a lake; the caller owns the lake. An index that cannot be opened is moved aside."""
+    if not (root / _NAME).exists() and not (root / _LOG_NAME).exists():
+        return _opened(root)
+    try:
+        return _opened(root)
+    except duckdb.Error as error:
+        kept = _move_aside(root)
+        _log.warning("%s of %s cannot be used (%s): kept as %s, and built anew", _NAME, root, _line(error), kept)
+        return _opened(root)
+
+
+def remove_index(root: Path) -> None:
+    """Delete the index file and its log."""
+    for name in (_NAME, _LOG_NAME):
+        (root / name).unlink(missing_ok=True)
+
+
+def _opened(root: Path) -> Index:
+    con = duckdb.connect(str(root / _NAME))
+    usable = False
+    try:
+        index = Index(root, con)
+        index.refresh()
+        usable = True
+        return index
+    finally:
+        if not usable:
+            con.close()
+
+
+def _move_aside(root: Path) -> str:
+    n = 1
+    while (root / f"{_NAME}.bad-{n}").exists() or (root / f"{_NAME}.bad-{n}.wal").exists():
+        n += 1
+    for name, kept in ((_NAME, f"{_NAME}.bad-{n}"), (_LOG_NAME, f"{_NAME}.bad-{n}.wal")):
+        if (root / name).exists():
+            (root / name).rename(root / kept)
+    return f"{_NAME}.bad-{n}"
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,209 @@
+"""The owner's side of a lake: the one process that writes lineage, rows and `index.duckdb`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+
+from tokenlake import sql
+from tokenlake.errors import StorageFailed, TokenlakeError
+from tokenlake.store.delta import Delta, Place
+from tokenlake.store.deltas import DeltaWriter, read_place
+from tokenlake.store.encode import DELTA_LAYOUT
+from tokenlake.store.format import create_lake, read_lake
+from tokenlake.store.index import Index
+from tokenlake.store.index_file import open_index, remove_index
+from tokenlake.store.lineage import LineageLog
+from tokenlake.store.lock import DirectoryLock, check_process
+from tokenlake.store.query import run_query
+from tokenlake.store.records import delta_keys
+from tokenlake.store.recover import recover_directory
+from tokenlake.store.rowfile import RowWriter
+from tokenlake.store.schema import DELTA
+from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS
+
+__all__ = ["OwnedLake"]
+
+_log = logging.getLogger(__name__)
+_LINEAGE_WRITER = "gate"
+
+
+class OwnedLake:
+    """A lake opened by its one owner. Thread-safe; used only in the process that opened it.
+
+    `segment_max_bytes` and `segment_max_elements` bound the segments it writes. Raises `LakeLocked` (which names the
+    owner's pid) while another process owns the lake, `NotFound` without `create`, `FormatError` for a newer format,
+    `DamagedLake` when acknowledged lineage is missing.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        segment_max_bytes: int = SEGMENT_MAX_BYTES,
+        segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
+    ) -> None:
+        self.path = Path(path)
+        if create:
+            self.path.mkdir(parents=True, exist_ok=True)
+        else:
+            read_lake(self.path)
+        self._pid = os.getpid()
+        self._bounds = {"segment_max_bytes": segment_max_bytes, "segment_max_elements": segment_max_elements}
+        self._what = f"lake {self.path}"
+        self._lock = DirectoryLock(self.path / "owner.lock", self._what)
+        self._writers: dict[str, DeltaWriter] = {}
+        self._mutex = threading.Lock()
+        self._closed = False
+        opened = False
+        try:
+            if create:
+                create_lake(self.path)
+            self.lake_id: str = read_lake(self.path)["lake_id"]
+            self.lineage = LineageLog(self.path, _LINEAGE_WRITER, segment_max_bytes=segment_max_bytes)
+            try:
+                self._recover()
+                self._rows = RowWriter(self.path / "rows")
+                self._index = open_index(self.path)
+                opened = True
+            finally:
+                if not opened:
+                    self.lineage.close()
+        finally:
+            if not opened:
+                self._lock.release()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        segment_max_bytes: int = SEGMENT_MAX_BYTES,
+        segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
+    ) -> Self:
+        """As the constructor."""
+        return cls(
+            path, create=create, segment_max_bytes=segment_max_bytes, segment_max_elements=segment_max_elements
+        )
+
+    # ---------------------------------------------------------------- writing
+
+    def delta_writer(self, name: str) -> DeltaWriter:
+        """The writer of this name, made when first asked for. Raises `LakeLocked` while another process has it."""
+        self._check()
+        with self._mutex:
+            if name not in self._writers:
+                self._writers[name] = DeltaWriter(self.path, name, **self._bounds)
+            return self._writers[name]
+
+    def write_rows(self, table: pa.Table) -> int:
+        """Write training rows (a table of `ROW`) durably as one file and return its number; no event names it yet."""
+        self._check()
+        return self._rows.write(table)
+
+    # ---------------------------------------------------------------- reading
+
+    def read_delta(self, place: Place) -> Delta:
+        """The record at a place. Raises `NotFound` where nothing readable is."""
+        self._check()
+        return read_place(self._index.maps, place)
+
+    def find_delta(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
+        """(place, digest) of the delta with this key, of any writer, or None."""
+        self._check()
+        writers = list(self._writers.values())
+        for writer in writers:
+            found = writer.find(rollout_id, attempt, call_id)
+            if found is not None:
+                return found
+        self._index.refresh(skip=[writer.name for writer in writers])
+        key = {"rollout_id": rollout_id, "attempt": attempt, "call_id": call_id}
+        con = self._index.cursor()
+        try:
+            row = con.execute(sql.read("index/find_delta"), key).fetchone()
+        finally:
+            con.close()
+        if row is None:
+            return None
+        writer_name, segment, offset, length, batch_row, digest = row
+        place = Place(
+            writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row
+        )
+        return place, digest
+
+    def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
+        """A refreshed DuckDB connection of the caller's own, with all relations, views and functions.
+
+        With `groups` the relations hold only these groups and what belongs to none.
+        """
+        self.refresh()
+        return self._index.cursor(groups)
+
+    def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
+        """A DuckDB relation of one query over the refreshed lake. Raises `QueryError`."""
+        return run_query(self.connect(), query, params)
+
+    def refresh(self) -> None:
+        """Take what was written since the last refresh into the index."""
+        self._check()
+        self._index.refresh()
+
+    def rebuild(self) -> float:
+        """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
+        self._check()
+        start = time.monotonic()
+        with self._mutex:
+            self._index.close()
+            remove_index(self.path)
+            self._index = open_index(self.path)
+        seconds = time.monotonic() - start
+        _log.info("index of %s was rebuilt in %.2f s", self.path, seconds)
+        return seconds
+
+    def close(self) -> None:
+        """Seal and anchor everything and let the lake go. Idempotent."""
+        if self._closed:
+            return
+        check_process(self._pid, self._what)
+        self._closed = True
+        for writer in self._writers.values():
+            writer.close()
+        self.lineage.close()
+        self._index.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise TokenlakeError(f"{self._what} is closed: open it again")
+        check_process(self._pid, self._what)
+
+    def _recover(self) -> None:
+        """Seal what dead delta writers left; a live writer keeps its folder locked and is left alone."""
+        for directory in sorted((self.path / "deltas").iterdir()):
+            if not directory.is_dir():
+                continue
+            lock = DirectoryLock.acquire_if_free(directory / "writer.lock", f"writer {directory.name}")
+            if lock is None:
+                continue
+            try:
+                recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
+            except OSError as error:
+                raise StorageFailed(f"{directory} could not be recovered: {error}") from error
+            finally:
+                lock.release()

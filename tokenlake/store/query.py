@@ -1,0 +1,25 @@
+"""Running one query of a caller: its errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+
+from tokenlake.errors import QueryError
+
+__all__ = ["run_query"]
+
+
+def run_query(
+    con: duckdb.DuckDBPyConnection, query: str, params: Sequence[Any] | dict[str, Any] | None
+) -> duckdb.DuckDBPyRelation:
+    """The relation of one statement. Raises `QueryError` for what does not parse, bind or run, or gives no relation."""
+    try:
+        relation = con.sql(query, params=params)
+    except duckdb.Error as error:
+        raise QueryError(f"the query cannot run: {error}") from error
+    if relation is None:
+        raise QueryError("the statement gives no rows: a lake is read with SELECT")
+    return relation
