@@ -97,12 +97,20 @@ def writers(work: Callable[..., Timing], arguments: Sequence[tuple[Any, ...]]) -
     started = [context.Process(target=_writer, args=(results, work, barrier, args)) for args in arguments]
     for process in started:
         process.start()
-    parts: list[Timing] = [results.get() for _ in started]
+    parts: list[Any] = [results.get() for _ in started]
     for process in started:
         process.join()
+    failed = [part for part in parts if isinstance(part, str)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(parts)} writers failed: {failed[0]}")
     starts, ends, latencies = zip(*parts, strict=True)
     return min(starts), max(ends), [latency for part in latencies for latency in part]
 
 
 def _writer(results: Any, work: Callable[..., Timing], barrier: Barrier, arguments: tuple[Any, ...]) -> None:
-    results.put(work(barrier, *arguments))
+    try:
+        result: Timing | str = work(barrier, *arguments)
+    except Exception as error:  # noqa: BLE001  # the border of a process: whatever it is, the parent has to hear of it
+        barrier.abort()
+        result = repr(error)
+    results.put(result)

@@ -217,7 +217,7 @@ def main() -> None:
             contenders += nemo_gym(size, arguments.seed, scratch, arguments.nemo_gym)
         samples = _measure(contenders, arguments.rounds or size.rounds)
     results: list[dict[str, Any]] = []
-    print(f"{'work':<4}{'contender':<46} {'rate':>9} {'':<7} {'MB/s':>9} {'p50 ms':>8} {'p99 ms':>8}  ratio")
+    print(f"{'':<4}{'contender':<46} {'rate':>9} {'':<7} {'MB/s':>9} {'p50 ms':>8} {'p99 ms':>8}  ratio")
     for contender in sorted(contenders, key=lambda one: one.work):
         summary = summarize(samples[contender.name])
         times = None if contender.against is None else ratio(samples[contender.name], samples[contender.against])

@@ -12,7 +12,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from bench.measure import Timing, one_by_one, together, writers
-from bench.workload import Call, Rollout
+from bench.workload import Call, Rollout, rollouts
 from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink, Stager
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter

@@ -94,7 +94,7 @@ def rollouts(count: int, *, calls: int, delta: int, seed: int) -> list[Rollout]:
                     weight_version=index // 64 + moved,
                     token_ids=rng.integers(0, _VOCABULARY, delta, dtype=np.int32),
                     token_mask=mask,
-                    logprobs=(rng.random(delta, dtype=np.float32) * np.float32(-3) - np.float32(0.001)) * mask,
+                    logprobs=np.where(mask, rng.random(delta, dtype=np.float32) * -3 - 0.001, 0).astype(np.float32),
                 )
             )
         made.append(Rollout(rollout_id=rollout_id, group_id=group_id, calls=tuple(chain)))

@@ -1,4 +1,4 @@
-"""A benchmark is only worth reading when its contenders do the same work: they agree, and they refuse the same damage."""
+"""A benchmark is worth reading when its contenders do the same work: they agree, and refuse the same damage."""
 
 from __future__ import annotations
 

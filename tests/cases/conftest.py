@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ class CaseLake:
 
 
 @pytest.fixture
-def case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CaseLake]:
-    yield CaseLake(tmp_path / "lake", capsys)
+def case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CaseLake:
+    return CaseLake(tmp_path / "lake", capsys)
 
 
 @pytest.fixture

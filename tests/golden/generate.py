@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def row_digest(v: dict[str, Any]) -> bytes:
 
 
 def event_hash(v: dict[str, Any]) -> bytes:
-    """`event` lists (column, kind, value) in schema order; kinds: t text, i integer or bool, f float, b bytes as hex."""
+    """`event` lists (column, kind, value) in schema order: t text, i integer or bool, f float, b bytes as hex."""
     out = b"tokenlake.event.1" + bytes.fromhex(v["prev_hash"])
     for name, kind, value in v["event"]:
         out += text(name) + kind.encode()
@@ -201,15 +202,28 @@ VECTORS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [
             {
                 "prev_hash": Z,
-                "event": [["schema_version", "i", 1], ["event_seq", "i", 0], ["at", "i", 1700000000000000],
-                          ["event_type", "t", "lake_opened"], ["event_writer", "t", "w"]],
+                "event": [
+                    ["schema_version", "i", 1],
+                    ["event_seq", "i", 0],
+                    ["at", "i", 1700000000000000],
+                    ["event_type", "t", "lake_opened"],
+                    ["event_writer", "t", "w"],
+                ],
             },
             {
                 "prev_hash": A,
-                "event": [["schema_version", "i", 1], ["event_seq", "i", 7], ["at", "i", 5], ["attempt", "i", 0],
-                          ["reward", "f", 0.5], ["answered", "i", True], ["digest", "b", B],
-                          ["event_type", "t", "rollout_sealed"], ["event_writer", "t", "w"],
-                          ["rollout_id", "t", "g7_g0"]],
+                "event": [
+                    ["schema_version", "i", 1],
+                    ["event_seq", "i", 7],
+                    ["at", "i", 5],
+                    ["attempt", "i", 0],
+                    ["reward", "f", 0.5],
+                    ["answered", "i", True],
+                    ["digest", "b", B],
+                    ["event_type", "t", "rollout_sealed"],
+                    ["event_writer", "t", "w"],
+                    ["rollout_id", "t", "g7_g0"],
+                ],
             },
         ],
     ),
@@ -227,7 +241,7 @@ def main() -> None:
         if path.exists() and path.read_text() != content:
             raise SystemExit(f"{path.name} would change: golden vectors never do")
         path.write_text(content)
-    print("golden vectors are as they were")
+    sys.stdout.write("golden vectors are as they were\n")
 
 
 if __name__ == "__main__":

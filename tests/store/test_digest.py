@@ -18,7 +18,10 @@ ARRAYS = {"token_ids": "i", "prompt_ids_for_adv": "i", "input_ids": "i", "token_
 
 
 def vectors(name: str) -> list[Any]:
-    return [pytest.param(v["input"], v["sha256"], id=f"{name}-{i}") for i, v in enumerate(json.loads((GOLDEN / f"{name}.json").read_text()))]
+    return [
+        pytest.param(v["input"], v["sha256"], id=f"{name}-{i}")
+        for i, v in enumerate(json.loads((GOLDEN / f"{name}.json").read_text()))
+    ]
 
 
 def pack(values: list[Any] | None, code: str) -> ArrayBytes | None:
@@ -50,7 +53,9 @@ def test_extras_digest_is_the_golden_one(given: dict[str, Any], expected: str) -
 
 
 def test_extras_digest_does_not_depend_on_the_order_of_keys() -> None:
-    assert digest.canonical_extras({"b": {"y": 1, "x": 2}, "a": 0}) == digest.canonical_extras({"a": 0, "b": {"x": 2, "y": 1}})
+    assert digest.canonical_extras({"b": {"y": 1, "x": 2}, "a": 0}) == digest.canonical_extras(
+        {"a": 0, "b": {"x": 2, "y": 1}}
+    )
 
 
 @pytest.mark.parametrize("extras", [{"a": float("nan")}, {"a": b"x"}, {"a": {1: 2}}, {1: 2}])

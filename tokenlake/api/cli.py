@@ -1,7 +1,7 @@
 """The `tokenlake` command: every door to a lake that needs no HTTP.
 
-Reading commands open the lake read-only and work beside a running service. Commands that write need to own it and refuse
-in one line when another process does. Errors are one line on standard error; `--debug` adds the traceback.
+Reading commands open the lake read-only and work beside a running service. Commands that write need to own it and
+refuse in one line when another process does. Errors are one line on standard error; `--debug` adds the traceback.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the service")
     serve.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="a policy of the lake")
 
-    imported = command("import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing")
+    imported = command(
+        "import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing"
+    )
     _lake(imported)
     imported.add_argument("file", type=Path, metavar="FILE.jsonl")
 
@@ -81,11 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     _lake(audit)
     _format(audit, "table", "jsonl")
 
-    inspect = command("inspect", "tokenlake.api.inspect:inspect", "one rollout: its call tree, terminal chain and verdict")
+    inspect = command(
+        "inspect", "tokenlake.api.inspect:inspect", "one rollout: its call tree, terminal chain and verdict"
+    )
     _lake(inspect)
     inspect.add_argument("rollout_id", metavar="ROLLOUT_ID")
 
-    rebuild = command("rebuild", "tokenlake.api.commands:rebuild", "drop the index and build it again from the Arrow files")
+    rebuild = command(
+        "rebuild", "tokenlake.api.commands:rebuild", "drop the index and build it again from the Arrow files"
+    )
     _lake(rebuild)
     return parser
 

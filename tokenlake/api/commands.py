@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -75,7 +73,7 @@ def rows(arguments: argparse.Namespace) -> int:
     """`tokenlake rows`."""
     lake = Lake(arguments.lake)
     try:
-        if arguments.group is not None and lake.sql(sql.read("reads/group"), [arguments.group]).fetchone() is None:
+        if arguments.group is not None and lake.sql(sql.read("reads/group"), [arguments.group]).fetchall() == []:
             raise NotFound(f"no group {arguments.group} in {arguments.lake}")
         found = lake.sql(sql.read("reads/rows"), [arguments.group])
         if arguments.out is None:
@@ -93,10 +91,9 @@ def _write_file(table: pa.Table, form: str, path: Path) -> None:
     try:
         with temporary.open("wb") as out:
             write_table(table, form, out)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
-
 
 
 def query(arguments: argparse.Namespace) -> int:
@@ -113,7 +110,7 @@ def audit(arguments: argparse.Namespace) -> int:
     """`tokenlake audit`: 0 healthy, 1 faults found, 2 nothing to audit."""
     lake = Lake(arguments.lake)
     try:
-        calls, published = lake.sql(sql.read("reads/audit_size")).fetchone() or (0, 0)
+        calls, published = lake.sql(sql.read("reads/audit_size")).fetchall()[0]
         findings = lake.sql(sql.read("reads/audit_findings")).to_arrow_table()
     finally:
         lake.close()

@@ -10,86 +10,25 @@ written down as a failure before the agent sees anything of it, and a wrong pref
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from array import array
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
 
-from tokenlake.api.answers import Answers, answer_detail, served_finish
-from tokenlake.api.chat import Answer, ChatDialect, ModelRequest
+from tokenlake.api.answers import Answers, served_finish
+from tokenlake.api.chat import Answer, ModelRequest
 from tokenlake.api.control import Control
-from tokenlake.api.ledger import Ledger
+from tokenlake.api.flight import Flight
 from tokenlake.api.metrics import Metrics
-from tokenlake.api.prefixes import Prefixes
+from tokenlake.api.prompter import Prompter
+from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
-from tokenlake.errors import (
-    CaptureFailed,
-    Conflict,
-    ContextOverflow,
-    DamagedLake,
-    Deadline,
-    EngineFailed,
-    InvalidInput,
-    NotFound,
-    StorageFailed,
-)
-from tokenlake.ids import mint_call_id, split_rollout_id
-from tokenlake.ingest.capture import Coords, ParentLink, Sampling, Ticket
-from tokenlake.ingest.engine import AssistantTurn, Engine, Generation, SamplingParams
-from tokenlake.ingest.fingerprint import History, trace
-from tokenlake.ingest.messages import to_messages
-from tokenlake.ingest.resolve import UNRESOLVED, Cause, Node, since
-from tokenlake.ingest.splice import SpliceFailed, splice
+from tokenlake.errors import Conflict, ContextOverflow, Deadline, EngineFailed, InvalidInput, NotFound
+from tokenlake.ids import mint_call_id
+from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
+from tokenlake.ingest.fingerprint import trace
 
-__all__ = ["Capture", "Flight", "Gate"]
+__all__ = ["Gate"]
 
-Phase = Literal["preparing", "generating", "committing", "done"]
-
-
-class Capture(Protocol):
-    """What the gate needs of the capture core."""
-
-    def begin(
-        self, *, rollout_id: str, attempt: int, call_id: str, parent: ParentLink | None = None, sampling: Sampling = ...
-    ) -> Ticket: ...
-
-    def complete(self, ticket: Ticket, **generation: Any) -> Coords: ...
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One admitted call, until its answer is given or refused."""
-
-    attempt: Attempt
-    request: ModelRequest
-    dialect: ChatDialect
-    request_digest: bytes
-    idempotency_digest: bytes | None
-    call_id: str = field(default_factory=mint_call_id)
-    started: float = field(default_factory=time.monotonic)
-    engine_s: float = 0.0
-    phase: Phase = "preparing"
-    waiters: int = 1
-    """Clients that wait for its answer: the one that sent it, and those that joined."""
-    joined: Flight | None = None
-    """The same call, already in flight, that answers this one."""
-
-    @property
-    def gone(self) -> bool:
-        """Whether nobody waits any more."""
-        return self.waiters <= 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """What the engine is given."""
-
-    ids: list[int]
-    parent: Node | None
-    prefix: bytes
-    cause: Cause | None
+_ABORTED = "the generation was aborted: send the call again"
 
 
 class Gate:
@@ -99,19 +38,17 @@ class Gate:
         self,
         *,
         control: Control,
-        ledger: Ledger,
         engine: Engine,
-        capture: Capture,
-        prefixes: Prefixes,
+        prompter: Prompter,
+        recorder: Recorder,
         answers: Answers,
         metrics: Metrics,
         settings: Settings,
     ) -> None:
         self._control = control
-        self._ledger = ledger
         self._engine = engine
-        self._capture = capture
-        self._prefixes = prefixes
+        self._prompter = prompter
+        self._recorder = recorder
         self._answers = answers
         self._metrics = metrics
         self._settings = settings
@@ -145,7 +82,7 @@ class Gate:
 
     async def plain(self, request: ModelRequest) -> Answer:
         """A call outside every rollout: nothing of it is kept."""
-        prompt = await asyncio.to_thread(self._prompt, request, None, None)
+        prompt = await asyncio.to_thread(self._prompter.build, request, None, None)
         call_id = mint_call_id()
         seconds = self._settings.call_deadline_s
         try:
@@ -157,7 +94,7 @@ class Gate:
         except ValueError as error:
             raise InvalidInput(str(error)) from error
         if generation.finish_reason == "abort":
-            raise EngineFailed("the generation was aborted: send the call again")
+            raise EngineFailed(_ABORTED)
         turn = self._engine.parse(generation.token_ids, generation.text)
         return self._answer(call_id, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
 
@@ -219,15 +156,21 @@ class Gate:
     async def _run(self, flight: Flight) -> Answer:
         history = trace(flight.request.conversation)
         found = flight.attempt.lineage.resolve(history)
-        prompt = await asyncio.to_thread(self._prompt, flight.request, found.parent, found.cause)
+        prompt = await asyncio.to_thread(self._prompter.build, flight.request, found.parent, found.cause)
         try:
             generation = await self._generate(flight, prompt.ids)
         except ContextOverflow:
-            return await self._overflow(flight, history, prompt)
-        turn = self._engine.parse(generation.token_ids, generation.text)
-        answer = self._answer(flight.call_id, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
-        flight.phase = "committing"
-        await self._captured(flight, history, prompt, generation, answer)
+            # The dialect's answer to a full context: an empty turn that stopped for length.
+            empty = AssistantTurn(content=None, reasoning=None, tool_calls=[])
+            answer = self._answer(flight.call_id, empty, "length", len(prompt.ids), 0)
+            flight.phase = "committing"
+            await self._recorder.overflow(flight, history, prompt, answer)
+        else:
+            turn = self._engine.parse(generation.token_ids, generation.text)
+            finish, sampled = generation.finish_reason, len(generation.token_ids)
+            answer = self._answer(flight.call_id, turn, finish, len(prompt.ids), sampled)
+            flight.phase = "committing"
+            await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
         flight.phase = "done"
         if flight.gone and flight.call_id in flight.attempt.calls:
             flight.attempt.undelivered.add(flight.call_id)
@@ -235,29 +178,9 @@ class Gate:
         self._metrics.overhead.observe(time.monotonic() - flight.started - flight.engine_s)
         return answer
 
-    def _prompt(self, request: ModelRequest, parent: Node | None, cause: Cause | None) -> _Prompt:
-        """Runs in a thread: reads the parent's ids and renders."""
-        messages = to_messages(request.conversation.turns)
-        tools = request.conversation.tools or None
-        if parent is not None:
-            try:
-                prefix = self._prefixes.get(parent)
-                ids = array("i", prefix).tolist()
-                spliced = splice(self._engine, ids, messages, parent.turns, tools)
-                return _Prompt(spliced.prompt_ids, parent, prefix, None)
-            except SpliceFailed:
-                cause = "splice_failed"
-            except (DamagedLake, StorageFailed, NotFound):
-                self._metrics.digest_failures.inc()
-                cause = "prefix_unavailable"
-        try:
-            return _Prompt(self._engine.render(messages, tools, add_generation_prompt=True), None, b"", cause)
-        except ValueError as error:
-            raise InvalidInput(f"the chat template cannot express this conversation: {error}", field="messages") from error
-
     async def _generate(self, flight: Flight, ids: list[int]) -> Generation:
         if flight.gone:
-            raise await self._unanswered(flight, "client_disconnected", EngineFailed("the client went away"))
+            raise await self._recorder.unanswered(flight, "client_disconnected", EngineFailed("the client went away"))
         flight.phase = "generating"
         began = time.monotonic()
         try:
@@ -268,16 +191,16 @@ class Gate:
         except TimeoutError as error:
             await self._engine.abort(flight.call_id)
             seconds = self._settings.call_deadline_s
-            raise await self._unanswered(flight, "deadline", Deadline(f"no answer within {seconds:g} s")) from error
+            raise await self._recorder.unanswered(flight, "deadline", Deadline(f"no answer within {seconds:g} s")) from error
         except ValueError as error:
-            raise await self._unanswered(flight, "refused", InvalidInput(str(error))) from error
+            raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
         except EngineFailed as error:
-            raise await self._unanswered(flight, "engine_failed", error) from error
+            raise await self._recorder.unanswered(flight, "engine_failed", error) from error
         finally:
             flight.engine_s = time.monotonic() - began
         if generation.finish_reason == "abort":
             reason = "client_disconnected" if flight.gone else "engine_aborted"
-            raise await self._unanswered(flight, reason, EngineFailed("the generation was aborted: send the call again"))
+            raise await self._recorder.unanswered(flight, reason, EngineFailed(_ABORTED))
         return generation
 
     def _answer(self, call_id: str, turn: AssistantTurn, finish: str, prompt: int, completion: int) -> Answer:
@@ -291,156 +214,6 @@ class Gate:
             completion_tokens=completion,
         )
 
-    async def _captured(
-        self, flight: Flight, history: History, prompt: _Prompt, generation: Generation, answer: Answer
-    ) -> None:
-        coords = await asyncio.to_thread(self._stage, flight, prompt, generation)
-        reason = coords.reason if coords.disposition == "capture_failed" else _contradiction(coords, flight, prompt)
-        if reason is None and not self._takes_commits(flight.attempt):
-            error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
-            raise await self._unanswered(flight, "late", error)
-        if reason is None:
-            event = self._event(flight, history, prompt, answer) | coords.columns()
-            try:
-                await self._ledger.append({**event, "event_type": "call_committed", "reason": prompt.cause})
-            except StorageFailed:
-                reason = "commit_failed"
-            else:
-                self._committed(flight, prompt, generation, coords)
-                return
-        self._metrics.capture_failures.labels(reason).inc()
-        if self._control.policy.get("on_capture_failure") == "abort":
-            error = CaptureFailed("this call could not be captured and was discarded", reason=reason)
-            await self._unanswered(flight, reason, error)
-            await self._ledger.append(self._ended(flight.attempt, "capture_failed"))
-            raise error
-        await self._failed(flight, reason, answered=True)
-
-    def _stage(self, flight: Flight, prompt: _Prompt, generation: Generation) -> Coords:
-        """Runs in a thread: the only heavy hop."""
-        params: SamplingParams = flight.request.params
-        parent = prompt.parent
-        ticket = self._capture.begin(
-            rollout_id=flight.attempt.rollout_id,
-            attempt=flight.attempt.attempt,
-            call_id=flight.call_id,
-            parent=None
-            if parent is None
-            else ParentLink(
-                call_id=parent.call_id,
-                root_call_id=parent.root_call_id,
-                depth=parent.depth,
-                cum_len=parent.cum_len,
-                chain_hash=parent.chain_hash,
-                token_ids=prompt.prefix,
-            ),
-            sampling=(params.temperature, params.top_p, params.top_k, self._engine.logprob_mode),
-        )
-        with self._metrics.stage.time():
-            return self._capture.complete(
-                ticket,
-                prompt_token_ids=prompt.ids,
-                token_ids=generation.token_ids,
-                logprobs=generation.logprobs,
-                finish_reason=generation.finish_reason,
-                weight_version=generation.weight_version,
-                weight_version_end=generation.weight_version_end,
-                weight_version_spans=generation.weight_version_spans,
-            )
-
-    def _committed(self, flight: Flight, prompt: _Prompt, generation: Generation, coords: Coords) -> None:
-        node = flight.attempt.calls[flight.call_id].node
-        self._prefixes.put(node, array("i", [*prompt.ids, *map(int, generation.token_ids)]).tobytes())
-        self._metrics.committed(coords.mode, flight.dialect.name, prompt.cause)
-        self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
-        self._metrics.evictions.set(self._prefixes.evictions)
-
-    async def _overflow(self, flight: Flight, history: History, prompt: _Prompt) -> Answer:
-        """The dialect's answer to a full context: an empty turn that stopped for length."""
-        turn = AssistantTurn(content=None, reasoning=None, tool_calls=[])
-        answer = self._answer(flight.call_id, turn, "length", len(prompt.ids), 0)
-        flight.phase = "committing"
-        event = self._event(flight, history, prompt, answer)
-        parent = prompt.parent
-        event |= {"parent_call_id": parent and parent.call_id, "finish_reason": "length"}
-        await self._ledger.append({**event, "event_type": "call_overflowed"})
-        flight.phase = "done"
-        return answer
-
-    def _event(self, flight: Flight, history: History, prompt: _Prompt, answer: Answer) -> dict[str, Any]:
-        after = history.then(flight.dialect.turn(answer))
-        reasoning = [(turn, digest.hex()) for turn, digest in since(after, prompt.parent)]
-        detail = {
-            "preamble": after.preamble.hex(),
-            "turns": after.turns,
-            "reasoning": reasoning or None,
-            "seed": history.fingerprint.hex() if prompt.cause == "seeded" else None,
-            "poison": "unresolved_parent" if self._poisons(prompt.cause) else None,
-            "answer": answer_detail(answer.turn),
-        }
-        return {
-            **self._names(flight),
-            "response_id": flight.dialect.response_id(flight.call_id),
-            "dialect": flight.dialect.name,
-            "fingerprint": after.fingerprint,
-            "context_digest": after.context,
-            "request_digest": flight.request_digest,
-            "idempotency_digest": flight.idempotency_digest,
-            "served_text": flight.dialect.message(answer)["content"] or "",
-            "detail": json.dumps({key: value for key, value in detail.items() if value is not None}),
-        }
-
-    async def _failed(self, flight: Flight, reason: str, *, answered: bool) -> None:
-        """Write a failure down; when even that fails it poisons from memory until it can be written."""
-        event = {**self._names(flight), "event_type": "call_failed", "reason": reason, "answered": answered}
-        try:
-            await self._ledger.append(event)
-        except StorageFailed:
-            self._control.apply({**event, "at": flight.attempt.touched_at})
-            flight.attempt.unsaved.append(event)
-
-    async def _unanswered(self, flight: Flight, reason: str, error: Exception) -> Exception:
-        """Record a call that the agent gets no answer of, and hand back what to raise."""
-        await self._failed(flight, reason, answered=False)
-        return error
-
-    def _names(self, flight: Flight) -> dict[str, Any]:
-        attempt = flight.attempt
-        return {
-            "group_id": split_rollout_id(attempt.rollout_id)[0],
-            "rollout_id": attempt.rollout_id,
-            "attempt": attempt.attempt,
-            "call_id": flight.call_id,
-        }
-
-    @staticmethod
-    def _ended(attempt: Attempt, reason: str) -> dict[str, Any]:
-        return {
-            "event_type": "rollout_failed",
-            "group_id": split_rollout_id(attempt.rollout_id)[0],
-            "rollout_id": attempt.rollout_id,
-            "attempt": attempt.attempt,
-            "reason": reason,
-        }
-
-    def _takes_commits(self, attempt: Attempt) -> bool:
-        rollout = self._control.rollout(attempt.rollout_id)
-        return rollout is not None and rollout.current is attempt and attempt.end is None and not attempt.released
-
-    def _poisons(self, cause: Cause | None) -> bool:
-        policy: Any = self._control.policy.get("on_unresolved", "root")
-        if isinstance(policy, dict):
-            policy = policy.get(cause, "root")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return cause in UNRESOLVED and policy == "poison"
-
-
 def _same_body(known: bytes | None, asked: bytes) -> None:
     if known != asked:
         raise Conflict("this Idempotency-Key was used with another body: use a new key")
-
-
-def _contradiction(coords: Coords, flight: Flight, prompt: _Prompt) -> str | None:
-    """Whether the coordinates are of the call that was asked for."""
-    asked = (flight.call_id, prompt.parent and prompt.parent.call_id, 0 if prompt.parent is None else prompt.parent.cum_len)
-    given = (coords.call_id, coords.parent_call_id, coords.prev_len)
-    return None if asked == given and coords.chain_hash is not None else "coords_contradict"

@@ -1,12 +1,13 @@
 """Tables for people and for programs: one Arrow table in, text or bytes out.
 
-Floats are printed so that the value comes back exactly: 9 significant digits for float32, the shortest text for float64.
+Floats are printed so that the value comes back exactly: 9 significant digits for float32, the shortest text for
+float64.
 """
 
 from __future__ import annotations
 
 import csv
-import datetime
+import datetime as dt
 import io
 import json
 import math
@@ -33,7 +34,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         return {field.name: json_value(value[field.name], field.type) for field in kind}
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+    if isinstance(value, dt.datetime | dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, str | int | float | bool):
         return value
@@ -48,8 +49,7 @@ def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _jsonl(table: pa.Table, out: BinaryIO) -> None:
-    for record in _records(table):
-        out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    out.writelines(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in _records(table))
 
 
 def _csv(table: pa.Table, out: BinaryIO) -> None:

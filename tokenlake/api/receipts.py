@@ -6,7 +6,6 @@ from typing import Any
 
 from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Rollout
 from tokenlake.api.terminal import Terminal
-from tokenlake.ingest.capture import CAPTURE_FAILURES
 from tokenlake.store.schema import PLACEHOLDER_REASONS
 
 __all__ = ["failure_reason", "group_state", "receipt_of", "rollout_state"]
@@ -30,9 +29,7 @@ def receipt_of(attempt: Attempt, terminal: Terminal, reward: float, *, incomplet
 
 def failure_reason(failure: Failure) -> str:
     """The placeholder reason of an answered call that failed."""
-    if failure.reason in PLACEHOLDER_REASONS:
-        return failure.reason
-    return "capture_failed" if failure.reason in CAPTURE_FAILURES else "call_failed"
+    return failure.reason if failure.reason in PLACEHOLDER_REASONS else "capture_failed"
 
 
 def rollout_state(rollout: Rollout, group: Group) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from tokenlake.api.auth import bearer
 from tokenlake.api.chat import Answer
-from tokenlake.api.gate import Flight
+from tokenlake.api.flight import Flight
 from tokenlake.api.lifecycle import key_digest
 from tokenlake.api.own_route import service_of
 from tokenlake.api.service import Service
@@ -87,6 +87,9 @@ async def _while_connected(request: Request, service: Service, flight: Flight, *
             call.exception()
             return None
         return call.result()
+    except asyncio.CancelledError:
+        await asyncio.shield(asyncio.ensure_future(service.gate.client_gone(flight)))
+        raise
     finally:
         hung_up.cancel()
 

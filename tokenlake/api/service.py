@@ -16,7 +16,9 @@ from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
+from tokenlake.api.prompter import Prompter
 from tokenlake.api.publisher import Publisher
+from tokenlake.api.recorder import Recorder
 from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.errors import Conflict, EngineFailed
 from tokenlake.finalize.publish import set_policy
@@ -27,7 +29,7 @@ from tokenlake.store.lake import OwnedLake
 
 __all__ = ["Service"]
 
-_WRITER = "gate"
+_WRITER = "embedded"
 
 
 class Service:
@@ -65,12 +67,18 @@ class Service:
             ChatReader(strip=self.settings.strip, unfold=self.settings.reasoning == "fold"), self.settings.reasoning
         )
         self.prefixes = Prefixes(lake, self.settings.prefix_cache_bytes)
-        self.gate = Gate(
+        self.recorder = Recorder(
             control=self.control,
             ledger=self.ledger,
-            engine=engine,
             capture=CaptureCore(lake.delta_writer(_WRITER)),
             prefixes=self.prefixes,
+            metrics=self.metrics,
+        )
+        self.gate = Gate(
+            control=self.control,
+            engine=engine,
+            prompter=Prompter(engine, self.prefixes, self.metrics),
+            recorder=self.recorder,
             answers=Answers(self._events, engine.name, self.settings.answer_cache),
             metrics=self.metrics,
             settings=self.settings,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from starlette.requests import Request
 
 from tokenlake.errors import InvalidInput, TooLarge
@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=BaseModel)
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class _Body(BaseModel):
@@ -34,7 +35,7 @@ class GroupBody(_Body):
 
     n: StrictInt = Field(ge=1, le=4096)
     """Rollouts in the group."""
-    deadline_s: FiniteFloat | None = Field(default=None, gt=0)
+    deadline_s: Number | None = Field(default=None, gt=0)
     """Seconds until the group is published whatever came of it; the policy `group_deadline_s` when absent."""
     purpose: StrictStr = Field(default="train", pattern="^(train|eval)$")
     meta: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -52,7 +53,7 @@ class FreezeBody(_Body):
 class SealBody(_Body):
     """`POST /rollouts/{rollout_id}/seal`."""
 
-    reward: FiniteFloat
+    reward: Number
     attempt: StrictInt | None = None
     terminal_response_id: StrictStr | None = None
     terminal_call_id: StrictStr | None = None

@@ -57,8 +57,8 @@ class Batch(TypedDict):
 class RowLoader(IterableDataset[Batch]):
     """Iterates a lake's ready rows once, in whole groups.
 
-    `path`: the lake. `groups_per_batch`: groups in a batch. `pad_id`: what fills the end of shorter rows; None takes the
-    registered model's, else 0. `seed`: shuffles the groups with this seed; None keeps the order of publication.
+    `path`: the lake. `groups_per_batch`: groups in a batch. `pad_id`: what fills the end of shorter rows; None takes
+    the registered model's, else 0. `seed`: shuffles the groups with this seed; None keeps the order of publication.
     `purpose`: `train`, `eval`, or None for both. `rank`, `world_size`: this process's share of the groups.
     `state_dict()` and `load_state_dict()` continue after the groups already handed out by this loader object; with
     worker processes the training process counts by calling `advance` for each batch it has used.
@@ -124,8 +124,8 @@ class RowLoader(IterableDataset[Batch]):
 
 
 def _registered_pad(lake: Lake) -> int:
-    found = lake.sql(sql.read("reads/pad_id")).fetchone()
-    return 0 if found is None or found[0] is None else int(found[0])
+    found = lake.sql(sql.read("reads/pad_id")).fetchall()
+    return int(found[0][0] or 0) if found else 0
 
 
 def _load(lake: Lake, groups: list[str], pad_id: int) -> Batch:
@@ -162,7 +162,6 @@ def _load(lake: Lake, groups: list[str], pad_id: int) -> Batch:
         group_ids=groups,
         reasons=columns["reason"],
     )
-
 
 
 def _arrays(column: Any) -> list[torch.Tensor]:

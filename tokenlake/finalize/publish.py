@@ -2,8 +2,8 @@
 
 What a row is and whether it is valid is decided by the view `publishable_rows` and nowhere else. This module writes the
 clock's decision into lineage (a slot that nobody ended before the deadline has failed), asks the view, writes the rows
-durably and then appends `group_published`. A crash in between leaves a row file that no event names; the next run writes
-the same rows again. Publishing twice changes nothing.
+durably and then appends `group_published`. A crash in between leaves a row file that no event names; the next run
+writes the same rows again. Publishing twice changes nothing.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ConfigError` for unknown names or values. Returns all policies.
     """
-    found = lake.sql(sql.read("reads/policy")).fetchone()
-    before = {} if found is None or found[0] is None else json.loads(found[0])
+    found = lake.sql(sql.read("reads/policy")).fetchall()
+    before = json.loads(found[0][0]) if found else {}
     policy = parse_policy({**before, **settings})
     if policy != before:
         lake.lineage.append("policy_set", detail=json.dumps(policy, sort_keys=True))
@@ -80,7 +80,7 @@ def _known(lake: OwnedLake, groups: Sequence[str] | None) -> list[str] | None:
     if groups is None:
         return None
     for group_id in groups:
-        if lake.sql(sql.read("reads/group"), [group_id]).fetchone() is None:
+        if lake.sql(sql.read("reads/group"), [group_id]).fetchall() == []:
             raise NotFound(f"no group {group_id} in {lake.path}", group_id=group_id)
     return list(groups)
 
@@ -105,10 +105,10 @@ def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: flo
 def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
     con = lake.connect(groups=due)
     try:
-        table = con.execute(sql.read("reads/rows_to_publish"), [now, due]).to_arrow_table()
+        table = con.sql(sql.read("reads/rows_to_publish"), params=[now, due]).to_arrow_table()
         table = table.select(ROW.names).cast(ROW)
         con.register("due_rows", table)
-        verdicts = con.execute(sql.read("reads/published_counts"), [due]).to_arrow_table().to_pylist()
+        verdicts = con.sql(sql.read("reads/published_counts"), params=[due]).to_arrow_table().to_pylist()
     finally:
         con.close()
     results: list[PublishedGroup] = []

@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from tokenlake.errors import CaptureFailed, Conflict, TokenlakeError
 from tokenlake.store.delta import Delta, Place
@@ -57,7 +57,9 @@ _MAX_ID = 2**31 - 1
 class Stager(Protocol):
     """What the core needs of a delta writer: durable when `stage` returns."""
 
-    def stage(self, delta: Delta) -> Place: ...
+    def stage(self, delta: Delta) -> Place:
+        """Append the delta; return where it lies once it is durable."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class ParentLink:
     """Tokens of the parent's whole sequence, prompt and answer."""
     chain_hash: bytes
     token_ids: bytes | None = None
-    """The parent's whole sequence as raw little-endian int32, when the caller holds it: the prompt must start with it."""
+    """The parent's whole sequence, raw little-endian int32, when the caller holds it: the prompt must start with it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,8 +168,8 @@ class CaptureCore:
     """Builds and stages deltas for one writer. Thread-safe: it holds no state between calls.
 
     `strict=False` is for records that come from elsewhere: a well-formed record that is false (a prompt that does not
-    start with the parent it claims, log-probabilities that are missing, misaligned or not finite) is staged as it is, so
-    that the views can name what is wrong with it.
+    start with the parent it claims, log-probabilities that are missing, misaligned or not finite) is staged as it is,
+    so that the views can name what is wrong with it.
     """
 
     def __init__(self, writer: Stager, *, strict: bool = True) -> None:
@@ -209,7 +211,8 @@ class CaptureCore:
         """Stage what the engine sampled and return its coordinates; durable when the disposition is `staged`.
 
         `prompt_token_ids` is the whole prompt the engine was given, `token_ids` the sampled ids (`token_id:N` texts are
-        read as N), `logprobs` one natural-log probability for each; `claims` only comes with records from elsewhere. Never raises: see the module's promise.
+        read as N), `logprobs` one natural-log probability for each; `claims` only comes with records from
+        elsewhere. Never raises: see the module's promise.
         """
         if ticket.closed:
             return self._failed(ticket, "already_completed")
@@ -235,7 +238,7 @@ class CaptureCore:
             return self._failed(ticket, "call_id_conflict")
         except (TokenlakeError, OSError):
             return self._failed(ticket, "stage_failed")
-        return self._staged(ticket, delta, prompt, place)
+        return self._staged(ticket, delta, len(token_ids or ()), prompt, place)
 
     def _build(
         self,
@@ -339,7 +342,7 @@ class CaptureCore:
             raise _failure("logprobs_misaligned")
         nulls: tuple[int, ...] = ()
         try:
-            values = array("f", logprobs)  # pyright: ignore[reportArgumentType]  # the quick path; NULLs take the next
+            values = array("f", cast("Sequence[float]", logprobs))  # the quick path; NULLs take the next
         except TypeError:
             nulls = tuple(carried + i for i, value in enumerate(logprobs) if value is None)
             try:
@@ -368,7 +371,7 @@ class CaptureCore:
         )
 
     @staticmethod
-    def _staged(ticket: Ticket, delta: Delta, prompt: bytes, place: Place) -> Coords:
+    def _staged(ticket: Ticket, delta: Delta, sampled: int, prompt: bytes, place: Place) -> Coords:
         return Coords(
             disposition="staged",
             rollout_id=ticket.rollout_id,
@@ -379,9 +382,9 @@ class CaptureCore:
             depth=delta.depth,
             mode=delta.mode,
             prev_len=delta.prev_len,
-            delta_len=len(delta.token_mask),
+            delta_len=delta.cum_len - delta.prev_len,
             cum_len=delta.cum_len,
-            sampled_tokens=sum(delta.token_mask),
+            sampled_tokens=sampled,
             weight_version=delta.weight_version,
             weight_version_end=delta.weight_version_end,
             sampling=ticket.sampling,
@@ -407,7 +410,7 @@ def _ids(values: Sequence[int | str] | None, missing: str) -> array[int]:
     if values is None:
         raise _failure(missing)
     try:
-        ids = array("i", values)  # pyright: ignore[reportArgumentType]  # the quick path; texts take the next
+        ids = array("i", cast("Sequence[int]", values))  # the quick path; texts take the next
     except (TypeError, OverflowError):
         ids = array("i", [_id(value) for value in values])
     if ids and min(ids) < 0:

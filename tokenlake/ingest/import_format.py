@@ -136,7 +136,7 @@ class _Fields:
 
     def nothing_left(self) -> None:
         if self._fields:
-            raise InvalidInput(f"unknown key {sorted(self._fields)[0]!r}")
+            raise InvalidInput(f"unknown key {min(self._fields)!r}")
 
     def required(self, name: str) -> Any:
         if name not in self._fields:
@@ -173,7 +173,7 @@ class _Fields:
         items = cast("list[Any]", value) if isinstance(value, list) else [""]
         if not all(item is None or type(item) in (int, float) for item in items):
             raise InvalidInput(f"{name} must be a list of numbers or nulls, or null")
-        return [None if item is None else _float32(item, name) for item in items]
+        return [None if item is None else _float32(cast("float", item), name) for item in items]
 
     def mapping(self, name: str) -> dict[str, Any] | None:
         value = self._fields.pop(name, None)

@@ -173,9 +173,8 @@ class ImportState:
         delta = self._lake.read_delta(place)
         parent = attempt.calls.get(event["parent_call_id"])
         prefix = b"" if parent is None else attempt.raw_sequence(parent)
-        whole = prefix[: 4 * event["prev_len"]] + bytes(delta.token_ids)
+        whole = prefix[: 4 * event["prev_len"]] + bytes(delta.token_ids or b"")
         attempt.add_call(
             KnownCall(**{name: event[name] for name in KnownCall.__slots__}),  # pyright: ignore[reportArgumentType]
             whole,
         )
-

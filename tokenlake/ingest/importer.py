@@ -58,7 +58,7 @@ class _Plan:
 
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     deltas: list[tuple[int, Delta]] = field(default_factory=list[tuple[int, Delta]])
-    seals: list[SealRecord] = field(default_factory=list[SealRecord])
+    seals: list[tuple[SealRecord, Attempt]] = field(default_factory=list[tuple[SealRecord, Attempt]])
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("group", "call", "seal", "fail", "same"), 0))
 
 
@@ -74,8 +74,8 @@ def import_file(lake: OwnedLake, path: Path, *, progress: Callable[[int], None] 
         _judge(state, plan, record)
         if progress is not None:
             progress(count)
-    for seal in plan.seals:
-        _plan_seal(state, plan, seal)
+    for seal, attempt in plan.seals:
+        _plan_seal(plan, attempt, seal)
     if plan.events:
         _write(lake, plan, path)
     return ImportResult(
@@ -116,7 +116,7 @@ def _judge(state: ImportState, plan: _Plan, record: Record) -> None:
     if isinstance(record, CallRecord):
         _plan_call(plan, attempt, record)
     elif isinstance(record, SealRecord):
-        plan.seals.append(record)
+        plan.seals.append((record, attempt))
     else:
         _plan_fail(plan, attempt, record)
 
@@ -219,8 +219,7 @@ def _link(attempt: Attempt, record: CallRecord) -> tuple[ParentLink | None, list
         if parent is not None:
             return _as_link(attempt, parent, prev_len or 0), prompt
     elif record.parent_call_id is None:
-        assert prompt is not None
-        return None, prompt
+        return None, prompt or []
     claimed = record.parent_call_id
     known = None if claimed is None else attempt.calls.get(claimed)
     if known is None:
@@ -264,8 +263,6 @@ def _difference(attempt: Attempt, record: CallRecord, prompt: list[int]) -> str 
 
 
 def _remember(attempt: Attempt, record: CallRecord, coords: Coords, prompt: list[int]) -> None:
-    assert coords.digest is not None
-    assert coords.chain_hash is not None
     attempt.add_call(
         KnownCall(
             call_id=record.call_id,
@@ -273,8 +270,8 @@ def _remember(attempt: Attempt, record: CallRecord, coords: Coords, prompt: list
             root_call_id=coords.root_call_id,
             depth=coords.depth,
             cum_len=coords.cum_len,
-            chain_hash=coords.chain_hash,
-            digest=coords.digest,
+            chain_hash=coords.chain_hash or b"",
+            digest=coords.digest or b"",
             response_id=record.response_id,
         ),
         array("i", [*prompt, *record.generation_token_ids]).tobytes(),
@@ -301,9 +298,7 @@ def _plan_fail(plan: _Plan, attempt: Attempt, record: FailRecord) -> None:
     )
 
 
-def _plan_seal(state: ImportState, plan: _Plan, record: SealRecord) -> None:
-    attempt = state.attempt(record.rollout_id, record.attempt)
-    assert attempt is not None
+def _plan_seal(plan: _Plan, attempt: Attempt, record: SealRecord) -> None:
     terminal, selection, reason = _terminal(attempt, record)
     reward = None if record.reward is None else ("nan" if math.isnan(record.reward) else repr(record.reward))
     end = ("seal", json.dumps([reward, terminal, reason]))

@@ -2,9 +2,9 @@
 
 Arrow IPC has no checksums, so these are the checksum. Everything is SHA-256 over framed fields: integers are 8 bytes
 little-endian, a text is its UTF-8 length and its bytes, an optional value is one byte 0 or 1 and then the value, an
-array is its count, its raw little-endian elements and the positions of its NULLs (count, then each). A NULL array is the
-count 2**64 - 1 alone, so that NULL, empty and 0.0 never hash alike. `docs/format.md` has the byte table, `tests/golden/`
-the vectors; neither ever changes.
+array is its count, its raw little-endian elements and the positions of its NULLs (count, then each). A NULL array is
+the count 2**64 - 1 alone, so that NULL, empty and 0.0 never hash alike. `docs/format.md` has the byte table,
+`tests/golden/` the vectors; neither ever changes.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def canonical_extras(extras: Mapping[str, Any] | None) -> str | None:
     if extras is None:
         return None
     try:
-        return json.dumps(
-            _checked(extras), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
+        return json.dumps(_checked(extras), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput("extras must be a JSON object of finite numbers, texts, lists and objects") from error
 
@@ -153,9 +151,7 @@ def delta_digest(
         bound = b"\0"
     else:
         temperature, top_p, top_k, logprob_mode = sampling
-        bound = (
-            b"\1" + _opt_float(temperature) + _opt_float(top_p) + _opt_int(top_k) + _opt_text(logprob_mode)
-        )
+        bound = b"\1" + _opt_float(temperature) + _opt_float(top_p) + _opt_int(top_k) + _opt_text(logprob_mode)
     head = b"".join(
         (
             b"tokenlake.delta.1",

@@ -7,7 +7,7 @@ for what repeats, in a third of the time of `digest.delta_digest`; a test holds 
 
     tl_chain_hash(parent, token_ids)              chain hash of a delta after its parent's
     tl_delta_digest(schema_version, ...)          digest of a delta record, its arguments as in `_DELTA_ARGUMENTS`
-    tl_row_digest(schema_version, ...)            digest of a row: the columns of `ROW` but two, in their order
+    tl_row_digest(schema_version, ...)            digest of a row, its arguments as those of `digest.row_digest`
     tl_event_hash(event)                          hash of a lineage event, given as a struct of all its columns
 """
 
@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from tokenlake.store import digest
 from tokenlake.store.digest import ArrayBytes
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
+from tokenlake.store.sqltypes import sql_type
 
 __all__ = ["register"]
 
@@ -52,19 +53,19 @@ _DELTA_ARGUMENTS = (
 )
 _DELTA_REQUIRED = ("schema_version", "rollout_id", "attempt", "call_id", "mode", "prev_len", "cum_len", "chain_hash")
 _DELTA_NESTED = ("sampling", "token_ids", "token_mask", "logprobs")
-_ROW_ARGUMENTS = tuple(name for name in ROW.names if name not in ("published_at", "row_digest"))
+_ROW_ARGUMENTS = tuple(inspect.signature(digest.row_digest).parameters)
 _ROW_ARRAYS = ("prompt_ids_for_adv", "input_ids", "token_mask", "logprobs")
 _ROW_OPTIONAL = frozenset(field.name for field in ROW if field.nullable) | frozenset(_ROW_ARRAYS)
 
 
 def register(con: duckdb.DuckDBPyConnection) -> None:
     """Register the digest functions on a connection that has none yet; its cursors have them too."""
-    delta_types = {name: _sql_type(DELTA.field(name).type) for name in _DELTA_ARGUMENTS}
+    delta_types = {name: sql_type(DELTA.field(name).type) for name in _DELTA_ARGUMENTS}
     chain = {"parent": duckdb.sqltypes.BLOB, "token_ids": delta_types["token_ids"]}
-    event = duckdb.struct_type({field.name: _sql_type(field.type) for field in LINEAGE})
+    event = duckdb.struct_type({field.name: sql_type(field.type) for field in LINEAGE})
     _add(con, "tl_chain_hash", _chain_hashes, chain)
     _add(con, "tl_delta_digest", _delta_digests, delta_types)
-    _add(con, "tl_row_digest", _row_digests, {name: _sql_type(ROW.field(name).type) for name in _ROW_ARGUMENTS})
+    _add(con, "tl_row_digest", _row_digests, {name: sql_type(ROW.field(name).type) for name in _ROW_ARGUMENTS})
     _add(con, "tl_event_hash", _event_hashes, {"event": event})
 
 
@@ -83,27 +84,6 @@ def _add(
     con.create_function(
         name, vector, list(parameters.values()), duckdb.sqltypes.BLOB, type="arrow", null_handling="special"
     )
-
-
-_SQL_TYPES = {
-    pa.int32(): duckdb.sqltypes.INTEGER,
-    pa.int64(): duckdb.sqltypes.BIGINT,
-    pa.uint8(): duckdb.sqltypes.UTINYINT,
-    pa.float32(): duckdb.sqltypes.FLOAT,
-    pa.float64(): duckdb.sqltypes.DOUBLE,
-    pa.bool_(): duckdb.sqltypes.BOOLEAN,
-    pa.string(): duckdb.sqltypes.VARCHAR,
-    pa.binary(32): duckdb.sqltypes.BLOB,
-    pa.timestamp("us", tz="UTC"): duckdb.sqltypes.TIMESTAMP_TZ,
-}
-
-
-def _sql_type(kind: pa.DataType) -> Any:
-    if pa.types.is_list(kind):
-        return duckdb.list_type(_sql_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return duckdb.struct_type({field.name: _sql_type(field.type) for field in kind})
-    return _SQL_TYPES[kind]
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -135,7 +135,7 @@ def segments_of(raw: bytes) -> tuple[tuple[int, int, str], ...]:
     flat = head.unpack_from(raw, 8)
     texts = raw[8 + head.size :]
     offsets = flat[2 * n :]
-    if offsets[0] != 0 or list(offsets) != sorted(offsets) or offsets[-1] != len(texts):
+    if offsets[0] != 0 or list(offsets) != sorted(offsets) or not 0 <= len(texts) - offsets[-1] < 8:
         raise struct.error("offsets of causes do not hold together")
     causes = [texts[a:b].decode() for a, b in pairwise(offsets)]
     return tuple(zip(flat[:n], flat[n : 2 * n], causes, strict=True))

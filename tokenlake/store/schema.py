@@ -13,8 +13,8 @@ __all__ = [
     "EVENT_TYPES",
     "FORMAT_VERSION",
     "LINEAGE",
-    "PLACEHOLDER_REASONS",
     "PLACE",
+    "PLACEHOLDER_REASONS",
     "ROW",
     "SCHEMA_VERSION",
 ]
@@ -28,9 +28,7 @@ _time = pa.timestamp("us", tz="UTC")
 _version_spans = pa.list_(
     pa.struct([pa.field("version", pa.int64()), pa.field("start", pa.int32()), pa.field("end", pa.int32())])
 )
-_segments = pa.list_(
-    pa.struct([pa.field("start", pa.int32()), pa.field("end", pa.int32()), pa.field("cause", _utf8)])
-)
+_segments = pa.list_(pa.struct([pa.field("start", pa.int32()), pa.field("end", pa.int32()), pa.field("cause", _utf8)]))
 _sampling = pa.struct(
     [
         pa.field("temperature", pa.float64()),
@@ -74,8 +72,8 @@ DELTA = pa.schema(
     ]
 )
 """One call's delta. `token_ids`, `token_mask` (0 carried, 1 sampled) and `logprobs` (0.0 wherever the mask is 0) are
-parallel: rendered prompt suffix first, sampled ids after. `prev_len`, `cum_len`: tokens. NULL `weight_version`: unknown.
-NULL `depth`, `root_call_id`: the claimed ancestry has no root. `extras`: canonical JSON text, NULL for none."""
+parallel: rendered prompt suffix first, sampled ids after. `prev_len`, `cum_len`: tokens. NULL `weight_version`:
+unknown. NULL `depth`, `root_call_id`: the claimed ancestry has no root. `extras`: canonical JSON text, NULL for none."""
 
 PLACE = pa.schema(
     [
@@ -86,8 +84,8 @@ PLACE = pa.schema(
         _required("batch_row", pa.int32()),
     ]
 )
-"""Where a record lies: `<writer>/<segment>.arrow`, the encapsulated IPC message at `byte_offset` (from the file's start)
-of `byte_length` bytes, and the row in its batch."""
+"""Where a record lies: `<writer>/<segment>.arrow`, the encapsulated IPC message at `byte_offset` (from the file's
+start) of `byte_length` bytes, and the row in its batch."""
 
 LINEAGE = pa.schema(
     [

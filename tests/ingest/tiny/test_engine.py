@@ -236,8 +236,24 @@ def test_an_engine_that_is_not_running_says_so(fresh: TinyEngine, prompts: list[
     asyncio.run(body())
 
 
+def test_a_trace_that_cannot_be_written_fails_the_request(
+    tmp_path: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+
+    async def body() -> None:
+        engine = TinyEngine(trace_path=tmp_path / "no such folder" / "trace.jsonl")
+        await engine.start()
+        with pytest.raises(EngineFailed, match="trace"):
+            await asyncio.wait_for(engine.generate(prompts[0], GREEDY, request_id="r"), timeout=60)
+        await engine.stop()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode"])
 def test_a_broken_engine_fails_its_callers_and_can_start_again(
-    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr("threading.excepthook", lambda _: None)
 
@@ -247,7 +263,7 @@ def test_a_broken_engine_fails_its_callers_and_can_start_again(
     async def body() -> None:
         await fresh.start()
         with monkeypatch.context() as patch:
-            patch.setattr(fresh.model, "decode", broken)
+            patch.setattr(fresh.model, where, broken)
             calls = (fresh.generate(p, GREEDY, request_id=str(i)) for i, p in enumerate(prompts))
             results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, EngineFailed) for result in results)

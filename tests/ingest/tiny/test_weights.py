@@ -35,6 +35,7 @@ def test_a_swap_in_mid_request_gives_spans_that_cover_the_tokens(run: Run, promp
         await asyncio.sleep(0)
         await engine.set_weights(endless(engine, seed=1), 5)
         assert engine.weight_version == 5
+        await engine.generate(prompts[3], SamplingParams(max_tokens=3), request_id="a few steps under the new weights")
         await engine.set_weights(None, 9)
         return list(await asyncio.gather(*running))
 

@@ -110,9 +110,7 @@ class Agent:
         async with self._sdk(slot) as sdk:
             answer, response_id = await self._solve(sdk)
         reward = self._task.score(answer)
-        await self._control.seal(
-            slot.rollout_id, reward=reward, attempt=slot.attempt, terminal_response_id=response_id
-        )
+        await self._control.seal(slot.rollout_id, reward=reward, attempt=slot.attempt, terminal_response_id=response_id)
         return reward
 
     async def _dies(self, slot: Slot, *, retry: bool) -> None:

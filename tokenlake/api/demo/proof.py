@@ -1,9 +1,9 @@
 """The proof that published rows are right, by two witnesses that know nothing of the capture path.
 
-First, the weights: for every valid row the log-probabilities of `input_ids` are computed again, in one forward pass under
-the weights of each call's version, and compared with the row's at the sampled positions. Second, the engine's own trace,
-written beside the engine and read from a file: a row must hold exactly the prompt and answer of its terminal call, and
-its mask and log-probabilities exactly what the calls of its chain sampled.
+First, the weights: for every valid row the log-probabilities of `input_ids` are computed again, in one forward pass
+under the weights of each call's version, and compared with the row's at the sampled positions. Second, the engine's own
+trace, written beside the engine and read from a file: a row must hold exactly the prompt and answer of its terminal
+call, and its mask and log-probabilities exactly what the calls of its chain sampled.
 """
 
 from __future__ import annotations

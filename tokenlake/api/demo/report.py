@@ -47,7 +47,7 @@ class Figures:
 def measure(lake: Lake, path: Path) -> Figures:
     """Ask the lake; one query, `sql/reads/demo_figures.sql`, and the size of its lineage files."""
     found = lake.sql(sql.read("reads/demo_figures"))
-    values = dict(zip(found.columns, found.fetchone() or (), strict=True))
+    values = dict(zip(found.columns, found.fetchall()[0], strict=True))
     for name in ("placeholders", "roots", "version_spread"):
         values[name] = json.loads(values[name] or "{}")
     lineage_bytes = sum(file.stat().st_size for file in path.glob("lineage/*/*.arrow"))
@@ -79,9 +79,7 @@ def complaints(figures: Figures, planned: Expected, proof: Proof, loaded_rows: i
     ]
 
 
-def show(
-    console: Console, figures: Figures, proof: Proof, traffic: Traffic, seconds: float, loaded_bytes: int
-) -> None:
+def show(console: Console, figures: Figures, proof: Proof, traffic: Traffic, seconds: float, loaded_bytes: int) -> None:
     """Print the summary table."""
     table = Table(title="Tokenlake demo", show_header=False, title_justify="left")
     table.add_column(style="bold")
@@ -91,7 +89,9 @@ def show(
         return ", ".join(f"{count} {name}" for name, count in sorted(values.items())) or "none"
 
     table.add_row("groups", f"{figures.groups} published, {figures.mixed_groups} with mixed rewards")
-    table.add_row("rows", f"{figures.rows}: {figures.valid_rows} valid, {figures.rows - figures.valid_rows} placeholders")
+    table.add_row(
+        "rows", f"{figures.rows}: {figures.valid_rows} valid, {figures.rows - figures.valid_rows} placeholders"
+    )
     table.add_row("placeholders by reason", counts(figures.placeholders))
     table.add_row("mean reward of valid rows", f"{figures.mean_reward:.3f}")
     table.add_row("model calls", f"{figures.calls}, of which {figures.token_in} token-in")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -72,7 +72,7 @@ def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool)
     engine = TinyEngine(seed=arguments.seed, trace_path=trace)
     lake = OwnedLake.open(path)
     try:
-        with start(lake, engine) as running, _progress(console, arguments.groups * arguments.rollouts) as advance:
+        with start(lake, engine) as running, _Advance(console, arguments.groups * arguments.rollouts) as advance:
             console.print(f"service at {running.base_url}, lake at {path}")
             asyncio.run(_play(running, engine, done, arguments, advance))
     finally:
@@ -92,11 +92,11 @@ def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool)
     for complaint in wrong:
         sys.stderr.write(f"tokenlake: {complaint}\n")
     if kept and not wrong:
-        console.print(f"look around: tokenlake sql --lake {path} 'SELECT * FROM groups'")
+        console.print("look around with:", "tokenlake", "sql", "--lake", str(path), '"SELECT * FROM groups"')
     return 1 if wrong else 0
 
 
-class _progress:  # noqa: N801  # reads as the context manager it is
+class _Advance:
     """A progress bar over rollouts, silent where the output is no terminal."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -104,7 +104,7 @@ class _progress:  # noqa: N801  # reads as the context manager it is
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("rollouts", total=total)
 
-    def __enter__(self) -> _progress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -116,7 +116,7 @@ class _progress:  # noqa: N801  # reads as the context manager it is
 
 
 async def _play(
-    running: Running, engine: TinyEngine, done: _Run, arguments: argparse.Namespace, advance: _progress
+    running: Running, engine: TinyEngine, done: _Run, arguments: argparse.Namespace, advance: _Advance
 ) -> None:
     groups, rollouts = arguments.groups, arguments.rollouts
     tasks = make_tasks(groups, arguments.seed)
@@ -125,7 +125,9 @@ async def _play(
     done.weights[first] = _copy(engine)
     async with AsyncClient(running.base_url, token=running.token) as control:
         await control.set_weight_version(first)
-        slots = [await control.register_group(f"demo-{g:02d}", rollouts, meta={"task": "chain_sum"}) for g in range(groups)]
+        slots = [
+            await control.register_group(f"demo-{g:02d}", rollouts, meta={"task": "chain_sum"}) for g in range(groups)
+        ]
 
         async def rollout(g: int, i: int) -> None:
             agent = Agent(kind_of(g, i, groups, rollouts), tasks[g], control, pause, done.traffic)
@@ -146,9 +148,7 @@ def _entries(registered: Any) -> Sequence[Mapping[str, Any]]:
     return registered["rollouts"]
 
 
-async def _update(
-    engine: TinyEngine, control: AsyncClient, pause: Pause, done: _Run, version: int, seed: int
-) -> None:
+async def _update(engine: TinyEngine, control: AsyncClient, pause: Pause, done: _Run, version: int, seed: int) -> None:
     """One training step's worth of other weights, between calls, so that each call has one version."""
     generator = torch.Generator().manual_seed(seed)
     before = _copy(engine)

@@ -142,8 +142,8 @@ class Scheduler:
             self._commands.get()()
 
     def _admit(self, request: Request) -> None:
-        logits = self._model.prefill(torch.tensor(request.prompt), self._cache, len(self._running))
         self._running.append(request)
+        logits = self._model.prefill(torch.tensor(request.prompt), self._cache, len(self._running) - 1)
         self._sample(logits[None], [request])
 
     def _step(self) -> None:
@@ -183,17 +183,25 @@ class Scheduler:
 
     def _deliver(self, request: Request) -> None:
         generation = request.result(self._tokenizer)
-        if self._trace_path is not None:
-            record = {
-                "request_id": request.request_id,
-                "prompt_token_ids": request.prompt,
-                "token_ids": request.token_ids,
-                "logprobs": request.logprobs,
-                "versions": request.versions,
-            }
-            with self._trace_path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+        try:
+            self._trace(request)
+        except OSError as error:
+            request.reject(EngineFailed(f"the trace cannot be written: {error}"))
+            raise
         request.resolve(generation)
+
+    def _trace(self, request: Request) -> None:
+        if self._trace_path is None:
+            return
+        record = {
+            "request_id": request.request_id,
+            "prompt_token_ids": request.prompt,
+            "token_ids": request.token_ids,
+            "logprobs": request.logprobs,
+            "versions": request.versions,
+        }
+        with self._trace_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def _held(request: Request) -> int:

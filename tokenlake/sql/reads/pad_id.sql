@@ -4,5 +4,5 @@
 SELECT detail ->> '$.pad_id' AS pad_id
 FROM lineage
 WHERE event_type = 'model_registered'
-ORDER BY at DESC, event_writer DESC, event_seq DESC
+ORDER BY lineage.at DESC, event_writer DESC, event_seq DESC
 LIMIT 1;

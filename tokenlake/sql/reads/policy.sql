@@ -4,5 +4,5 @@
 SELECT detail
 FROM lineage
 WHERE event_type = 'policy_set'
-ORDER BY at DESC, event_writer DESC, event_seq DESC
+ORDER BY lineage.at DESC, event_writer DESC, event_seq DESC
 LIMIT 1;

@@ -6,4 +6,4 @@ FROM lineage
 WHERE
     rollout_id = ?
     AND event_type IN ('rollout_registered', 'call_committed', 'rollout_sealed', 'rollout_failed')
-ORDER BY at, event_writer, event_seq;
+ORDER BY lineage.at, event_writer, event_seq;

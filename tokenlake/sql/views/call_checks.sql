@@ -11,6 +11,7 @@ WITH listed AS (
         attempt,
         call_id,
         detail,
+        concat('deltas/', writer, '/', segment, '@', byte_offset) AS place,
         unnest([
             {'name': 'schema_version', 'ok': ok_schema_version, 'reason': 'unknown_schema', 'severity': 'fault'},
             {'name': 'delta_present', 'ok': ok_delta_present, 'reason': 'delta_missing', 'severity': 'fault'},
@@ -96,5 +97,6 @@ SELECT
     checked.ok AS ok,
     CASE WHEN NOT checked.ok THEN checked.reason END AS reason,
     checked.severity AS severity,
+    place,
     CASE WHEN NOT checked.ok THEN detail END AS detail
 FROM listed;

@@ -20,7 +20,7 @@ SELECT
         WHEN 'call_committed' THEN 'committed'
         WHEN 'call_failed' THEN 'failed'
         ELSE 'overflowed'
-    END AS state,
+    END AS status,
     events.parent_call_id,
     events.root_call_id,
     events.depth,

@@ -1,6 +1,7 @@
--- what: what lineage says of a group itself: its registration and the event that closed it
+-- what: what lineage says of a group itself: its registration, the event that closed it, and the policies it is judged by:
+--   those that publishing pinned, else those in force
 -- grain: group
--- reads: lineage
+-- reads: lineage, policies, json_text
 CREATE OR REPLACE VIEW group_records AS
 WITH folded AS (
     SELECT
@@ -36,21 +37,31 @@ WITH folded AS (
 )
 
 SELECT
-    group_id,
-    opening.n AS n,
-    coalesce(opening.purpose, 'train') AS purpose,
-    opening.deadline_at AS deadline_at,
-    opening.weight_version AS dispatch_weight_version,
-    opening.meta AS meta,
-    opening.registered_at AS registered_at,
-    closing.event_type AS closed_by,
-    closing.event_order AS closing_order,
-    closing.closed_at AS closed_at,
-    closing.cutoff_at AS cutoff_at,
-    closing.segment AS segment,
-    closing.weight_version AS published_min_wv,
-    closing.weight_version_end AS published_max_wv,
-    closing.policy AS policy,
-    closing.reason AS drop_reason
+    folded.group_id,
+    folded.opening.n AS n,
+    folded.opening.deadline_at AS deadline_at,
+    folded.opening.weight_version AS dispatch_weight_version,
+    folded.opening.meta AS meta,
+    folded.opening.registered_at AS registered_at,
+    folded.closing.event_type AS closed_by,
+    folded.closing.event_order AS closing_order,
+    folded.closing.closed_at AS closed_at,
+    folded.closing.cutoff_at AS cutoff_at,
+    folded.closing.segment AS segment,
+    folded.closing.weight_version AS published_min_wv,
+    folded.closing.weight_version_end AS published_max_wv,
+    folded.closing.reason AS drop_reason,
+    coalesce(folded.opening.purpose, 'train') AS purpose,
+    coalesce(json_text(folded.closing.policy, '$.mixed_weight_version'), policies.mixed_weight_version)
+        AS mixed_weight_version,
+    coalesce(
+        try_cast(json_text(folded.closing.policy, '$.min_delivered_fraction') AS DOUBLE),
+        policies.min_delivered_fraction
+    ) AS min_delivered_fraction,
+    coalesce(
+        try_cast(json_text(folded.closing.policy, '$.min_valid_fraction_per_group') AS DOUBLE),
+        policies.min_valid_fraction_per_group
+    ) AS min_valid_fraction_per_group
 FROM folded
-WHERE opening IS NOT NULL;
+CROSS JOIN policies
+WHERE folded.opening IS NOT NULL;

@@ -31,7 +31,7 @@ SELECT
     groups.segment,
     groups.published_min_wv,
     groups.published_max_wv,
-    groups.policy,
+    groups.min_valid_fraction_per_group,
     groups.drop_reason,
     groups.meta
 FROM group_records AS groups

@@ -23,7 +23,7 @@ WITH judged AS (
     GROUP BY group_id
 ),
 
-published AS (
+closed AS (
     SELECT
         groups.group_id,
         count(*) FILTER (written.sample_mask = 1) AS valid,
@@ -34,7 +34,7 @@ published AS (
     LEFT JOIN rows AS written
         ON
             groups.group_id = written.group_id
-            AND groups.cutoff_at = written.published_at
+            AND groups.segment = written.segment
             AND groups.closed_by = 'group_published'
     WHERE groups.closed_by IS NOT NULL
     GROUP BY groups.group_id
@@ -44,4 +44,4 @@ SELECT
     *,
     group_max_wv - group_min_wv AS spread,
     coalesce(group_min_wv <> group_max_wv, FALSE) AS mixed
-FROM (SELECT * FROM judged UNION ALL BY NAME SELECT * FROM published);
+FROM (SELECT * FROM judged UNION ALL BY NAME SELECT * FROM closed);

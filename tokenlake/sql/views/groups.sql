@@ -1,7 +1,7 @@
 -- what: every group: state, how many rollouts ended, how many rows are valid, versions, and what publishing would do with
 --   it now (`wait`, `publish` or `drop`; NULL when it is closed)
 -- grain: group
--- reads: group_states, group_versions, policies
+-- reads: group_states, group_versions
 CREATE OR REPLACE VIEW groups AS
 SELECT
     states.group_id,
@@ -15,13 +15,13 @@ SELECT
     states.purpose,
     CASE
         WHEN states.state = 'open' THEN 'wait'
-        WHEN states.state = 'due' AND versions.valid < policies.min_valid_fraction_per_group * states.n THEN 'drop'
+        WHEN states.state = 'due' AND versions.valid < states.min_valid_fraction_per_group * states.n THEN 'drop'
         WHEN states.state = 'due' THEN 'publish'
     END AS verdict,
     coalesce(
         states.drop_reason,
         CASE
-            WHEN states.state = 'due' AND versions.valid < policies.min_valid_fraction_per_group * states.n
+            WHEN states.state = 'due' AND versions.valid < states.min_valid_fraction_per_group * states.n
                 THEN 'min_valid_fraction_per_group'
         END
     ) AS drop_reason,
@@ -31,5 +31,4 @@ SELECT
     CASE states.state WHEN 'published' THEN states.cutoff_at END AS published_at,
     states.meta
 FROM group_states AS states
-INNER JOIN group_versions AS versions ON states.group_id = versions.group_id
-CROSS JOIN policies;
+INNER JOIN group_versions AS versions ON states.group_id = versions.group_id;

@@ -6,15 +6,15 @@ CREATE OR REPLACE VIEW ready_rows AS
 WITH complete AS (
     SELECT
         groups.group_id,
-        groups.cutoff_at
+        groups.segment
     FROM group_records AS groups
     INNER JOIN rows AS found
         ON
             groups.group_id = found.group_id
-            AND groups.cutoff_at = found.published_at
+            AND groups.segment = found.segment
     WHERE groups.closed_by = 'group_published'
-    GROUP BY groups.group_id, groups.n, groups.cutoff_at
-    HAVING count(DISTINCT found.rollout_id) = groups.n AND count(DISTINCT found.sample_id) = count(*)
+    GROUP BY groups.group_id, groups.n, groups.segment
+    HAVING count(DISTINCT found.rollout_id) = groups.n
 )
 
 SELECT
@@ -50,4 +50,4 @@ FROM rows AS ready
 INNER JOIN complete
     ON
         ready.group_id = complete.group_id
-        AND ready.published_at = complete.cutoff_at;
+        AND ready.segment = complete.segment;

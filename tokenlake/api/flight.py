@@ -1,0 +1,61 @@
+"""One admitted call on its way, and the prompt it is given."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenlake.api.chat import ChatDialect, ModelRequest
+from tokenlake.api.rollouts import Attempt
+from tokenlake.ids import mint_call_id, split_rollout_id
+from tokenlake.ingest.resolve import Cause, Node
+
+__all__ = ["Flight", "Prompt"]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One call, until its answer is given or refused."""
+
+    attempt: Attempt
+    request: ModelRequest
+    dialect: ChatDialect
+    request_digest: bytes
+    idempotency_digest: bytes | None
+    call_id: str = field(default_factory=mint_call_id)
+    started: float = field(default_factory=time.monotonic)
+    engine_s: float = 0.0
+    """Seconds spent in the engine."""
+    phase: Literal["preparing", "generating", "committing", "done"] = "preparing"
+    waiters: int = 1
+    """Clients that wait for its answer: the one that sent it, and those that joined."""
+    joined: Flight | None = None
+    """The same call, already in flight, that answers this one."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits any more."""
+        return self.waiters <= 0
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The columns that say which call an event is about."""
+        return {
+            "group_id": split_rollout_id(self.attempt.rollout_id)[0],
+            "rollout_id": self.attempt.rollout_id,
+            "attempt": self.attempt.attempt,
+            "call_id": self.call_id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given."""
+
+    ids: list[int]
+    parent: Node | None
+    prefix: bytes
+    """The parent's whole sequence as raw int32; empty of a root."""
+    cause: Cause | None
+    """Why it is a root; None with a parent."""

@@ -1,0 +1,186 @@
+"""Writing calls down: staged and committed, overflowed, or failed with a reason. Nothing is answered before.
+
+Three outcomes of a call that sampled something: it is committed; it failed, is written down as such and is answered all
+the same (`on_capture_failure: continue`); or it is refused and its rollout fails (`abort`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from tokenlake.api.answers import answer_detail
+from tokenlake.api.chat import Answer
+from tokenlake.api.control import Control
+from tokenlake.api.flight import Flight, Prompt
+from tokenlake.api.ledger import Ledger
+from tokenlake.api.metrics import Metrics
+from tokenlake.api.prefixes import Prefixes
+from tokenlake.api.rollouts import Attempt
+from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
+from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink
+from tokenlake.ingest.engine import Generation
+from tokenlake.ingest.fingerprint import History
+from tokenlake.ingest.resolve import UNRESOLVED, Cause, since
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """The durable side of the gate."""
+
+    def __init__(
+        self, *, control: Control, ledger: Ledger, capture: CaptureCore, prefixes: Prefixes, metrics: Metrics
+    ) -> None:
+        self._control = control
+        self._ledger = ledger
+        self._capture = capture
+        self._prefixes = prefixes
+        self._metrics = metrics
+
+    async def capture(
+        self,
+        flight: Flight,
+        history: History,
+        prompt: Prompt,
+        generation: Generation,
+        answer: Answer,
+        logprob_mode: str,
+    ) -> None:
+        """Stage and commit one call; returns when its answer may be given.
+
+        Raises `Conflict` for a call that came too late, `CaptureFailed` where a failed capture aborts.
+        """
+        coords = await asyncio.to_thread(self._stage, flight, prompt, generation, logprob_mode)
+        reason = coords.reason if coords.disposition == "capture_failed" else _contradiction(coords, flight, prompt)
+        if reason is None and not self._takes_commits(flight.attempt):
+            error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
+            raise await self.unanswered(flight, "late", error)
+        if reason is None:
+            event = self._event(flight, history, prompt, answer) | coords.columns()
+            try:
+                await self._ledger.append({**event, "event_type": "call_committed", "reason": prompt.cause})
+            except StorageFailed:
+                reason = "commit_failed"
+            else:
+                self._committed(flight, prompt, generation, coords)
+                return
+        self._metrics.capture_failures.labels(reason).inc()
+        if self._control.policy.get("on_capture_failure") == "abort":
+            refused = CaptureFailed("this call could not be captured and was discarded", reason=reason)
+            await self.unanswered(flight, reason, refused)
+            await self._ledger.append(
+                {**flight.names, "call_id": None, "event_type": "rollout_failed", "reason": "capture_failed"}
+            )
+            raise refused
+        await self._failed(flight, reason, answered=True)
+
+    async def overflow(self, flight: Flight, history: History, prompt: Prompt, answer: Answer) -> None:
+        """Write down a call whose prompt left no room and that is answered with an empty turn."""
+        event = self._event(flight, history, prompt, answer)
+        parent = prompt.parent and prompt.parent.call_id
+        await self._ledger.append(
+            {**event, "event_type": "call_overflowed", "parent_call_id": parent, "finish_reason": "length"}
+        )
+
+    async def unanswered(self, flight: Flight, reason: str, error: Exception) -> Exception:
+        """Record a call that the agent gets no answer of, and hand back what to raise."""
+        await self._failed(flight, reason, answered=False)
+        return error
+
+    def _stage(self, flight: Flight, prompt: Prompt, generation: Generation, logprob_mode: str) -> Coords:
+        """Runs in a thread: the only heavy hop."""
+        params, parent = flight.request.params, prompt.parent
+        ticket = self._capture.begin(
+            rollout_id=flight.attempt.rollout_id,
+            attempt=flight.attempt.attempt,
+            call_id=flight.call_id,
+            parent=None
+            if parent is None
+            else ParentLink(
+                call_id=parent.call_id,
+                root_call_id=parent.root_call_id,
+                depth=parent.depth,
+                cum_len=parent.cum_len,
+                chain_hash=parent.chain_hash,
+                token_ids=prompt.prefix,
+            ),
+            sampling=(params.temperature, params.top_p, params.top_k, logprob_mode),
+        )
+        with self._metrics.stage.time():
+            return self._capture.complete(
+                ticket,
+                prompt_token_ids=prompt.ids,
+                token_ids=generation.token_ids,
+                logprobs=generation.logprobs,
+                finish_reason=generation.finish_reason,
+                weight_version=generation.weight_version,
+                weight_version_end=generation.weight_version_end,
+                weight_version_spans=generation.weight_version_spans,
+            )
+
+    def _committed(self, flight: Flight, prompt: Prompt, generation: Generation, coords: Coords) -> None:
+        self._metrics.committed(coords.mode, flight.dialect.name, prompt.cause)
+        self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
+        call = flight.attempt.calls.get(flight.call_id)
+        if call is None:
+            return
+        try:
+            sequence = array("i", [*prompt.ids, *generation.token_ids]).tobytes()
+        except TypeError:
+            # Ids that came as text are read back from the lake when they are needed.
+            return
+        self._prefixes.put(call.node, sequence)
+        self._metrics.evictions.set(self._prefixes.evictions)
+
+    def _event(self, flight: Flight, history: History, prompt: Prompt, answer: Answer) -> dict[str, Any]:
+        after = history.then(flight.dialect.turn(answer))
+        detail: Mapping[str, Any] = {
+            "preamble": after.preamble.hex(),
+            "turns": after.turns,
+            "reasoning": [(turn, digest.hex()) for turn, digest in since(after, prompt.parent)] or None,
+            "seed": history.fingerprint.hex() if prompt.cause == "seeded" else None,
+            "poison": "unresolved_parent" if self._poisons(prompt.cause) else None,
+            "answer": answer_detail(answer.turn),
+        }
+        return {
+            **flight.names,
+            "response_id": flight.dialect.response_id(flight.call_id),
+            "dialect": flight.dialect.name,
+            "fingerprint": after.fingerprint,
+            "context_digest": after.context,
+            "request_digest": flight.request_digest,
+            "idempotency_digest": flight.idempotency_digest,
+            "served_text": flight.dialect.message(answer)["content"] or "",
+            "detail": json.dumps({key: value for key, value in detail.items() if value is not None}),
+        }
+
+    async def _failed(self, flight: Flight, reason: str, *, answered: bool) -> None:
+        """Write a failure down; when even that fails it poisons from memory until it can be written."""
+        event = {**flight.names, "event_type": "call_failed", "reason": reason, "answered": answered}
+        try:
+            await self._ledger.append(event)
+        except StorageFailed:
+            self._control.apply({**event, "at": flight.attempt.touched_at})
+            flight.attempt.unsaved.append(event)
+
+    def _takes_commits(self, attempt: Attempt) -> bool:
+        rollout = self._control.rollout(attempt.rollout_id)
+        return rollout is not None and rollout.current is attempt and attempt.end is None and not attempt.released
+
+    def _poisons(self, cause: Cause | None) -> bool:
+        policy: Any = self._control.policy.get("on_unresolved", "root")
+        if isinstance(policy, dict):
+            policy = policy.get(cause, "root")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return cause in UNRESOLVED and policy == "poison"
+
+
+def _contradiction(coords: Coords, flight: Flight, prompt: Prompt) -> str | None:
+    """Whether the coordinates are of the call that was asked for."""
+    parent = prompt.parent
+    asked = (flight.call_id, None, 0) if parent is None else (flight.call_id, parent.call_id, parent.cum_len)
+    given = (coords.call_id, coords.parent_call_id, coords.prev_len)
+    return None if asked == given and coords.chain_hash is not None else "coords_contradict"

@@ -1,0 +1,26 @@
+-- what: every finding of a lake, by kind; empty means healthy. A fault says that bytes or rows are not what they claim, a
+--   notice is worth knowing
+-- grain: finding
+-- reads: audit_calls, audit_rows, audit_orphans, audit_duplicates, audit_lineage, audit_groups, lake_findings
+CREATE OR REPLACE VIEW audit_findings AS
+SELECT * FROM audit_calls
+UNION ALL BY NAME
+SELECT * FROM audit_rows
+UNION ALL BY NAME
+SELECT * FROM audit_orphans
+UNION ALL BY NAME
+SELECT * FROM audit_duplicates
+UNION ALL BY NAME
+SELECT * FROM audit_lineage
+UNION ALL BY NAME
+SELECT * FROM audit_groups
+UNION ALL BY NAME
+SELECT
+    kind,
+    'fault' AS severity,
+    NULL::VARCHAR AS group_id,
+    NULL::VARCHAR AS rollout_id,
+    NULL::VARCHAR AS call_id,
+    place,
+    detail
+FROM lake_findings;

@@ -1,0 +1,105 @@
+-- what: published groups that are not whole, rows that the records no longer give (unless retention removed those), and
+--   groups whose chains mix temperatures or kinds of logprobs
+-- grain: finding
+-- reads: group_records, rows, candidate_rows, retirements, chains, committed_calls
+CREATE OR REPLACE VIEW audit_groups AS
+WITH written AS (
+    SELECT
+        groups.n,
+        groups.group_id,
+        rows.rollout_id,
+        rows.segment,
+        rows.sample_mask,
+        rows.reason,
+        rows.reward,
+        rows.terminal_call_id,
+        rows.attempt,
+        rows.weight_version_min,
+        rows.weight_version_max,
+        rows.prompt_ids_for_adv,
+        rows.input_ids,
+        rows.token_mask,
+        rows.logprobs
+    FROM group_records AS groups
+    LEFT JOIN rows
+        ON
+            groups.group_id = rows.group_id
+            AND groups.segment = rows.segment
+    WHERE groups.closed_by = 'group_published'
+),
+
+mixed AS (
+    SELECT
+        chains.group_id,
+        count(DISTINCT calls.temperature) > 1 AS temperatures,
+        count(DISTINCT calls.logprob_mode) > 1 AS logprob_modes
+    FROM chains
+    INNER JOIN committed_calls AS calls
+        ON
+            chains.group_id = calls.group_id
+            AND chains.rollout_id = calls.rollout_id
+            AND chains.attempt = calls.attempt
+            AND chains.call_id = calls.call_id
+    GROUP BY chains.group_id
+)
+
+SELECT
+    'group_incomplete' AS kind,
+    'fault' AS severity,
+    group_id,
+    NULL::VARCHAR AS rollout_id,
+    NULL::VARCHAR AS call_id,
+    concat('rows/', any_value(segment)) AS place,
+    concat(count(DISTINCT rollout_id), ' of ', n, ' rollouts have a readable row') AS detail
+FROM written
+GROUP BY group_id, n
+HAVING count(DISTINCT rollout_id) <> n
+UNION ALL BY NAME
+SELECT
+    'row_differs' AS kind,
+    'fault' AS severity,
+    written.group_id,
+    written.rollout_id,
+    NULL::VARCHAR AS call_id,
+    concat('rows/', written.segment) AS place,
+    concat(
+        'published as ', coalesce(written.reason, 'valid'), ', the records now give ', coalesce(now.reason, 'valid')
+    ) AS detail
+FROM written
+INNER JOIN candidate_rows AS now
+    ON
+        written.group_id = now.group_id
+        AND written.rollout_id = now.rollout_id
+LEFT JOIN retirements ON written.group_id = retirements.group_id
+WHERE
+    now.closed_by = 'group_published'
+    AND retirements.group_id IS NULL
+    AND (
+        written.sample_mask IS DISTINCT FROM now.sample_mask
+        OR written.reason IS DISTINCT FROM now.reason
+        OR written.attempt IS DISTINCT FROM now.attempt
+        OR (
+            written.sample_mask = 1
+            AND (
+                written.reward IS DISTINCT FROM now.reward
+                OR written.terminal_call_id IS DISTINCT FROM now.terminal_call_id
+                OR written.weight_version_min IS DISTINCT FROM now.weight_version_min
+                OR written.weight_version_max IS DISTINCT FROM now.weight_version_max
+                OR written.prompt_ids_for_adv IS DISTINCT FROM now.prompt_ids_for_adv
+                OR written.input_ids IS DISTINCT FROM now.input_ids
+                OR written.token_mask IS DISTINCT FROM now.token_mask
+                OR written.logprobs IS DISTINCT FROM now.logprobs
+            )
+        )
+    )
+UNION ALL BY NAME
+SELECT
+    CASE WHEN temperatures THEN 'mixed_temperature' ELSE 'mixed_logprob_mode' END AS kind,
+    'notice' AS severity,
+    group_id,
+    NULL::VARCHAR AS rollout_id,
+    NULL::VARCHAR AS call_id,
+    NULL::VARCHAR AS place,
+    'the chains of this group were not sampled alike' AS detail
+FROM mixed
+WHERE temperatures OR logprob_modes;

@@ -1,0 +1,11 @@
+-- what: how many calls failed, by reason and by whether the agent got an answer all the same
+-- grain: reason x answered
+-- reads: lineage
+CREATE OR REPLACE VIEW capture_failures AS
+SELECT
+    coalesce(reason, 'unknown') AS reason,
+    coalesce(answered, FALSE) AS answered,
+    count(*) AS calls
+FROM lineage
+WHERE event_type = 'call_failed'
+GROUP BY ALL;
