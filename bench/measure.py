@@ -80,9 +80,13 @@ def one_by_one(put: Callable[[T], object], items: Iterable[T]) -> Timing:
 
 def together(put: Callable[[T], object], chains: Sequence[Sequence[T]], *, threads: int) -> Timing:
     """`threads` chains are in flight at a time; within a chain each item waits for the one before."""
+
+    def run(chain: Sequence[T]) -> list[float]:
+        return one_by_one(put, chain)[2]
+
     start = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(lambda chain: one_by_one(put, chain)[2], chains))
+        parts = list(pool.map(run, chains))
     return start, time.monotonic(), [latency for part in parts for latency in part]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from bench.measure import Timing, one_by_one, together, writers
 from bench.workload import Call, Rollout, rollouts
@@ -149,7 +150,9 @@ def fill(path: Path, work: Sequence[Rollout], progress: Callable[[], object] = l
     with OwnedLake.open(path) as lake:
         chains = _chains(lake.delta_writer("w0"), work)
         groups = {rollout.group_id: sum(other.group_id == rollout.group_id for other in work) for rollout in work}
-        events = [{"event_type": "group_registered", "group_id": name, "n": n} for name, n in groups.items()]
+        events: list[dict[str, Any]] = [
+            {"event_type": "group_registered", "group_id": name, "n": n} for name, n in groups.items()
+        ]
         for rollout, chain in zip(work, chains, strict=True):
             about = {"group_id": rollout.group_id, "rollout_id": rollout.rollout_id, "attempt": 0}
             events.append({"event_type": "rollout_registered", **about})

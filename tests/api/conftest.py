@@ -45,7 +45,9 @@ class Door:
 
     def agent(self, rollout: dict[str, Any], **more: Any) -> OpenAI:
         key = rollout["data_capability"]
-        return self.agents.enter_context(OpenAI(base_url=rollout["base_url"], api_key=key, **{"max_retries": 0, **more}))
+        return self.agents.enter_context(
+            OpenAI(base_url=rollout["base_url"], api_key=key, **{"max_retries": 0, **more})
+        )
 
     def post(self, path: str, body: Any = None, *, token: str | None = TOKEN, **headers: str) -> httpx.Response:
         return self.request("POST", path, body, token=token, **headers)
@@ -82,7 +84,10 @@ def opened(tmp_path: Path) -> Opener:
 
     @contextlib.contextmanager
     def open_door(
-        *, engine: Any = None, policy: dict[str, Any] | None = None, prepare: Callable[[Service], None] | None = None,
+        *,
+        engine: Any = None,
+        policy: dict[str, Any] | None = None,
+        prepare: Callable[[Service], None] | None = None,
         **settings: Any,
     ) -> Iterator[Door]:
         environment = Environment(

@@ -52,7 +52,9 @@ def test_no_token_id_and_no_logprob_at_any_depth_of_what_goes_out(door: Door) ->
     (rollout,) = door.register()
     url = f"/ng-rollout/{rollout['rollout_id']}/v1/chat/completions"
     door.engine.answers = [[123, 7, 125, 3, 60, 102, 124, 123, 125, 62, 9]]
-    answer = door.post(url, {"messages": [U5], "logprobs": False, "top_logprobs": None}, token=rollout["data_capability"])
+    answer = door.post(
+        url, {"messages": [U5], "logprobs": False, "top_logprobs": None}, token=rollout["data_capability"]
+    )
     assert answer.status_code == 200
     bodies = [
         answer.json(),

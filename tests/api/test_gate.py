@@ -60,7 +60,8 @@ def test_a_duplicate_in_flight_joins_it(door: Door) -> None:
     door.engine.hold = True
     answers: list[httpx.Response] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(chat(door, rollout, [U5], Idempotency_Key="k"))) for _ in range(2)
+        threading.Thread(target=lambda: answers.append(chat(door, rollout, [U5], Idempotency_Key="k")))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -183,7 +184,10 @@ def test_a_failed_capture_still_answers_and_poisons(door: Door, reason: str) -> 
     assert (failed["reason"], failed["answered"]) == (reason, True)
     assert not door.events("call_committed")
     receipt = door.client.seal("g_g0", reward=1.0)
-    assert (receipt["poisoned"], receipt["reason"]) == (True, reason if reason == "logprobs_missing" else "capture_failed")
+    assert (receipt["poisoned"], receipt["reason"]) == (
+        True,
+        reason if reason == "logprobs_missing" else "capture_failed",
+    )
 
 
 def test_abort_on_a_failed_capture_serves_nothing_and_fails_the_rollout(opened: Opener) -> None:

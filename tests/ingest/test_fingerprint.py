@@ -28,7 +28,12 @@ def context(*messages: dict[str, Any], tools: Any = None) -> bytes:
 
 def called(arguments: Any, **more: Any) -> dict[str, Any]:
     function = {"name": "f", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}], **more}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        **more,
+    }
 
 
 SERVED = '{"b": 2, "a": 1}'

@@ -37,7 +37,9 @@ class Agent:
         found = self.lineage.resolve(self.history(list(messages), tools))
         return found.outcome, found.cause or (found.parent and found.parent.call_id)
 
-    def call(self, call_id: str, messages: list[dict[str, Any]], answer: dict[str, Any], tokens: str, tools: Any = None) -> Node:
+    def call(
+        self, call_id: str, messages: list[dict[str, Any]], answer: dict[str, Any], tokens: str, tools: Any = None
+    ) -> Node:
         history = self.history(messages, tools)
         found = self.lineage.resolve(history)
         parent = found.parent

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -23,7 +24,7 @@ def create_app(service: Service) -> FastAPI:
     """The application of a service; starting and stopping it starts and stops the service."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         await service.start()
         try:
             yield
@@ -44,20 +45,17 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TokenlakeError)
+async def _ours(request: Request, error: Any) -> Response:
     return error_response(request.url.path, error)
 
 
-async def _routing(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _routing(request: Request, error: Any) -> Response:
     headers = dict(error.headers or {})
     message = f"{error.detail}: {request.method} {request.url.path}"
     return plain_error(request.url.path, error.status_code, message, {}, headers=headers)
 
 
-async def _validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+async def _validation(request: Request, error: Any) -> Response:
     fields = [".".join(map(str, item["loc"])) for item in error.errors()]
     return plain_error(request.url.path, 422, "the request is not valid", {"fields": fields})
 

@@ -95,7 +95,7 @@ class ChatDialect:
         """Parse a request body; raises `InvalidInput` naming the parameter."""
         for name, values in _NEUTRAL.items():
             value = body.get(name)
-            if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+            if value is not None and not any(_same(value, neutral) for neutral in values):
                 raise InvalidInput(f"{name} is not supported with this value", field=name)
         conversation = self._reader.conversation(body.get("messages"), body.get("tools"))
         limit = _number(body, "max_completion_tokens", integer=True, low=1)
@@ -164,6 +164,10 @@ class ChatDialect:
         """An error body."""
         shape = "invalid_request_error" if status < 500 and status not in (401, 403) else kind
         return {"error": {"message": message, "type": shape, "param": field, "code": kind}}
+
+
+def _same(value: object, other: object) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _number(

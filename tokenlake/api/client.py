@@ -188,9 +188,7 @@ class Client:
         }
         return _read(self._send(_seal(rollout_id, fields)))
 
-    def fail(
-        self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False
-    ) -> dict[str, Any]:
+    def fail(self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False) -> dict[str, Any]:
         """End a rollout without a reward; with `retry` the slot waits for another attempt."""
         body = _given(reason=reason, attempt=attempt, retry=retry)
         return _read(self._send(_Request("POST", _path("rollouts", rollout_id, "fail"), body)))

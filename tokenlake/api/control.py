@@ -49,138 +49,151 @@ class Control:
         if handler is not None:
             handler(self, event)
 
-    def _attempt(self, event: Event) -> Attempt | None:
-        rollout = self.rollout(event["rollout_id"])
-        return rollout and rollout.attempts.get(event.get("attempt") or 0)
 
-    def _group_registered(self, event: Event) -> None:
-        key = event.get("idempotency_digest")
-        group = Group(
-            group_id=event["group_id"],
-            n=event["n"],
-            registered_at=event["at"],
-            deadline_at=event.get("deadline_at"),
-            purpose=event.get("purpose") or "train",
-            meta=_detail(event),
-            weight_version=event.get("weight_version"),
-            created_by=None if key is None else (key, event["request_digest"]),
+def _attempt(control: Control, event: Event) -> Attempt | None:
+    rollout = control.rollout(event["rollout_id"])
+    return rollout and rollout.attempts.get(event.get("attempt") or 0)
+
+
+def _group_registered(control: Control, event: Event) -> None:
+    key = event.get("idempotency_digest")
+    group = Group(
+        group_id=event["group_id"],
+        n=event["n"],
+        registered_at=event["at"],
+        deadline_at=event.get("deadline_at"),
+        purpose=event.get("purpose") or "train",
+        meta=_detail(event),
+        weight_version=event.get("weight_version"),
+        created_by=None if key is None else (key, event["request_digest"]),
+    )
+    control.groups.setdefault(group.group_id, group)
+
+
+def _rollout_registered(control: Control, event: Event) -> None:
+    name, attempt = event["rollout_id"], event.get("attempt") or 0
+    group = control.groups.get(split_rollout_id(name)[0])
+    if group is None:
+        return
+    rollout = group.rollouts.setdefault(name, Rollout(name))
+    for older in rollout.attempts.values():
+        older.release()
+    made = Attempt(name, attempt, event["at"], touched_at=event["at"], created_by=event.get("idempotency_digest"))
+    rollout.attempts.setdefault(attempt, made)
+
+
+def _call_committed(control: Control, event: Event) -> None:
+    attempt = _attempt(control, event)
+    if attempt is None or event["call_id"] in attempt.calls or attempt.released:
+        return
+    detail = _detail(event)
+    call = _call(event, detail, attempt)
+    attempt.calls[event["call_id"]] = call
+    attempt.committed += 1
+    attempt.touched_at = event["at"]
+    attempt.inflight.discard(event["call_id"])
+    if detail.get("poison"):
+        attempt.failures.append(Failure(call_id=event["call_id"], reason=detail["poison"], answered=True))
+    seed = detail.get("seed")
+    attempt.lineage.commit(call.node, seed=bytes.fromhex(seed) if seed else None)
+    if call.idempotency_digest is not None:
+        control.keys[attempt.rollout_id, attempt.attempt, call.idempotency_digest] = event["call_id"]
+
+
+def _call_failed(control: Control, event: Event) -> None:
+    attempt = _attempt(control, event)
+    if attempt is None:
+        return
+    answered = bool(event.get("answered"))
+    attempt.failures.append(
+        Failure(call_id=event["call_id"], reason=event.get("reason") or "unknown", answered=answered)
+    )
+    attempt.touched_at = event["at"]
+    attempt.inflight.discard(event["call_id"])
+    attempt.lineage.failed(answered=answered)
+
+
+def _call_overflowed(control: Control, event: Event) -> None:
+    attempt = _attempt(control, event)
+    if attempt is None or attempt.released:
+        return
+    overflow = Overflow(
+        call_id=event["call_id"], response_id=event.get("response_id"), parent_call_id=event.get("parent_call_id")
+    )
+    attempt.overflows[overflow.call_id] = overflow
+    attempt.touched_at = event["at"]
+    attempt.inflight.discard(event["call_id"])
+    detail = _detail(event)
+    parent = attempt.calls.get(overflow.parent_call_id or "")
+    if event.get("fingerprint") and "preamble" in detail:
+        attempt.lineage.overflow(
+            overflow.call_id,
+            parent and parent.node,
+            fingerprint=event["fingerprint"],
+            context=event["context_digest"],
+            preamble=bytes.fromhex(detail["preamble"]),
+            reasoning=_reasoning(detail),
         )
-        self.groups.setdefault(group.group_id, group)
 
-    def _rollout_registered(self, event: Event) -> None:
-        name, attempt = event["rollout_id"], event.get("attempt") or 0
-        group = self.groups.get(split_rollout_id(name)[0])
-        if group is None:
-            return
-        rollout = group.rollouts.setdefault(name, Rollout(name))
-        for older in rollout.attempts.values():
-            older.release()
-        made = Attempt(
-            name, attempt, event["at"], touched_at=event["at"], created_by=event.get("idempotency_digest")
-        )
-        rollout.attempts.setdefault(attempt, made)
 
-    def _call_committed(self, event: Event) -> None:
-        attempt = self._attempt(event)
-        if attempt is None or event["call_id"] in attempt.calls or attempt.released:
-            return
-        detail = _detail(event)
-        call = _call(event, detail, attempt)
-        attempt.calls[event["call_id"]] = call
-        attempt.committed += 1
-        attempt.touched_at = event["at"]
-        attempt.inflight.discard(event["call_id"])
-        if detail.get("poison"):
-            attempt.failures.append(Failure(call_id=event["call_id"], reason=detail["poison"], answered=True))
-        seed = detail.get("seed")
-        attempt.lineage.commit(call.node, seed=bytes.fromhex(seed) if seed else None)
-        if call.idempotency_digest is not None:
-            self.keys[attempt.rollout_id, attempt.attempt, call.idempotency_digest] = event["call_id"]
+def _rollout_frozen(control: Control, event: Event) -> None:
+    attempt = _attempt(control, event)
+    if attempt is not None and attempt.state == "open":
+        attempt.state = "frozen"
+        attempt.boundary_id = _detail(event).get("boundary_id")
+        attempt.boundary_terminal = event.get("terminal_call_id")
 
-    def _call_failed(self, event: Event) -> None:
-        attempt = self._attempt(event)
-        if attempt is None:
-            return
-        answered = bool(event.get("answered"))
-        attempt.failures.append(
-            Failure(call_id=event["call_id"], reason=event.get("reason") or "unknown", answered=answered)
-        )
-        attempt.touched_at = event["at"]
-        attempt.inflight.discard(event["call_id"])
-        attempt.lineage.failed(answered=answered)
 
-    def _call_overflowed(self, event: Event) -> None:
-        attempt = self._attempt(event)
-        if attempt is None or attempt.released:
-            return
-        overflow = Overflow(
-            call_id=event["call_id"], response_id=event.get("response_id"), parent_call_id=event.get("parent_call_id")
-        )
-        attempt.overflows[overflow.call_id] = overflow
-        attempt.touched_at = event["at"]
-        attempt.inflight.discard(event["call_id"])
-        detail = _detail(event)
-        parent = attempt.calls.get(overflow.parent_call_id or "")
-        if event.get("fingerprint") and "preamble" in detail:
-            attempt.lineage.overflow(
-                overflow.call_id,
-                parent and parent.node,
-                fingerprint=event["fingerprint"],
-                context=event["context_digest"],
-                preamble=bytes.fromhex(detail["preamble"]),
-                reasoning=_reasoning(detail),
-            )
+def _rollout_sealed(control: Control, event: Event) -> None:
+    _end(control, event, "sealed")
 
-    def _rollout_frozen(self, event: Event) -> None:
-        attempt = self._attempt(event)
-        if attempt is not None and attempt.state == "open":
-            attempt.state = "frozen"
-            attempt.boundary_id = _detail(event).get("boundary_id")
-            attempt.boundary_terminal = event.get("terminal_call_id")
 
-    def _rollout_sealed(self, event: Event) -> None:
-        self._end(event, "sealed")
+def _rollout_failed(control: Control, event: Event) -> None:
+    _end(control, event, "failed")
 
-    def _rollout_failed(self, event: Event) -> None:
-        self._end(event, "failed")
 
-    def _end(self, event: Event, state: State) -> None:
-        attempt = self._attempt(event)
-        if attempt is None or (attempt.end is not None and not attempt.retry):
-            return
-        attempt.state = state
-        attempt.end = {**_detail(event), "reason": event.get("reason"), "reward": event.get("reward")}
+def _end(control: Control, event: Event, state: State) -> None:
+    attempt = _attempt(control, event)
+    if attempt is None or (attempt.end is not None and not attempt.retry):
+        return
+    attempt.state = state
+    attempt.end = {**_detail(event), "reason": event.get("reason"), "reward": event.get("reward")}
 
-    def _group_closed(self, event: Event) -> None:
-        group = self.groups.get(event["group_id"])
-        if group is None:
-            return
-        group.state = "published" if event["event_type"] == "group_published" else "dropped"
-        for rollout in group.rollouts.values():
-            for attempt in rollout.attempts.values():
-                if attempt.end is None:
-                    attempt.state, attempt.end = "failed", {"reason": "never_sealed"}
-                attempt.release()
-        names = set(group.rollouts)
-        for key in [key for key in self.keys if key[0] in names]:
-            del self.keys[key]
 
-    def _weight_version(self, event: Event) -> None:
-        self.weight_version = event.get("weight_version")
+def _group_closed(control: Control, event: Event) -> None:
+    group = control.groups.get(event["group_id"])
+    if group is None:
+        return
+    group.state = "published" if event["event_type"] == "group_published" else "dropped"
+    for rollout in group.rollouts.values():
+        for attempt in rollout.attempts.values():
+            if attempt.end is None:
+                attempt.state, attempt.end = "failed", {"reason": "never_sealed"}
+            attempt.release()
+    names = set(group.rollouts)
+    for key in [key for key in control.keys if key[0] in names]:
+        del control.keys[key]
 
-    def _worker(self, event: Event) -> None:
-        detail = _detail(event)
-        self.workers[detail.get("worker_id") or event.get("writer") or ""] = {
-            **detail,
-            "loaded_weight_version": event.get("weight_version"),
-            "registered_at": event["at"],
-        }
 
-    def _policy(self, event: Event) -> None:
-        self.policy = _detail(event)
+def _weight_version(control: Control, event: Event) -> None:
+    control.weight_version = event.get("weight_version")
 
-    def _model(self, event: Event) -> None:
-        self.models.append(_detail(event))
+
+def _worker(control: Control, event: Event) -> None:
+    detail = _detail(event)
+    control.workers[detail.get("worker_id") or event.get("writer") or ""] = {
+        **detail,
+        "loaded_weight_version": event.get("weight_version"),
+        "registered_at": event["at"],
+    }
+
+
+def _policy(control: Control, event: Event) -> None:
+    control.policy = _detail(event)
+
+
+def _model(control: Control, event: Event) -> None:
+    control.models.append(_detail(event))
 
 
 def _detail(event: Event) -> dict[str, Any]:
@@ -235,18 +248,18 @@ def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
 
 
 _HANDLERS: dict[str, Callable[[Control, Event], None]] = {
-    "group_registered": Control._group_registered,  # pyright: ignore[reportPrivateUsage]
-    "rollout_registered": Control._rollout_registered,  # pyright: ignore[reportPrivateUsage]
-    "call_committed": Control._call_committed,  # pyright: ignore[reportPrivateUsage]
-    "call_failed": Control._call_failed,  # pyright: ignore[reportPrivateUsage]
-    "call_overflowed": Control._call_overflowed,  # pyright: ignore[reportPrivateUsage]
-    "rollout_frozen": Control._rollout_frozen,  # pyright: ignore[reportPrivateUsage]
-    "rollout_sealed": Control._rollout_sealed,  # pyright: ignore[reportPrivateUsage]
-    "rollout_failed": Control._rollout_failed,  # pyright: ignore[reportPrivateUsage]
-    "group_published": Control._group_closed,  # pyright: ignore[reportPrivateUsage]
-    "group_dropped": Control._group_closed,  # pyright: ignore[reportPrivateUsage]
-    "weight_version_published": Control._weight_version,  # pyright: ignore[reportPrivateUsage]
-    "worker_registered": Control._worker,  # pyright: ignore[reportPrivateUsage]
-    "policy_set": Control._policy,  # pyright: ignore[reportPrivateUsage]
-    "model_registered": Control._model,  # pyright: ignore[reportPrivateUsage]
+    "group_registered": _group_registered,
+    "rollout_registered": _rollout_registered,
+    "call_committed": _call_committed,
+    "call_failed": _call_failed,
+    "call_overflowed": _call_overflowed,
+    "rollout_frozen": _rollout_frozen,
+    "rollout_sealed": _rollout_sealed,
+    "rollout_failed": _rollout_failed,
+    "group_published": _group_closed,
+    "group_dropped": _group_closed,
+    "weight_version_published": _weight_version,
+    "worker_registered": _worker,
+    "policy_set": _policy,
+    "model_registered": _model,
 }

@@ -191,7 +191,9 @@ class Gate:
         except TimeoutError as error:
             await self._engine.abort(flight.call_id)
             seconds = self._settings.call_deadline_s
-            raise await self._recorder.unanswered(flight, "deadline", Deadline(f"no answer within {seconds:g} s")) from error
+            raise await self._recorder.unanswered(
+                flight, "deadline", Deadline(f"no answer within {seconds:g} s")
+            ) from error
         except ValueError as error:
             raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
         except EngineFailed as error:
@@ -213,6 +215,7 @@ class Gate:
             prompt_tokens=prompt,
             completion_tokens=completion,
         )
+
 
 def _same_body(known: bytes | None, asked: bytes) -> None:
     if known != asked:

@@ -15,7 +15,9 @@ __all__ = ["Ledger", "LineageWriter", "now_us"]
 class LineageWriter(Protocol):
     """What is needed of a lake's lineage log: durable when it returns. Thread-safe."""
 
-    def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
+    def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Write events durably, all or none, and return them with everything that was filled in."""
+        ...
 
 
 class Ledger:

@@ -293,9 +293,7 @@ class Lifecycle:
         return True
 
     @staticmethod
-    def _terminal(
-        attempt: Attempt, call_id: str | None, response_id: str | None, scored_text: str | None
-    ) -> Terminal:
+    def _terminal(attempt: Attempt, call_id: str | None, response_id: str | None, scored_text: str | None) -> Terminal:
         if attempt.boundary_terminal is None:
             return find_terminal(attempt, call_id=call_id, response_id=response_id, scored_text=scored_text)
         if call_id is not None or response_id is not None:

@@ -17,7 +17,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.calls = Counter("gate_calls", "Committed calls.", ["mode", "dialect"], registry=self.registry)
         self.roots = Counter("gate_roots", "Calls without a parent, by cause.", ["cause"], registry=self.registry)
-        self.token_in_rate = Gauge("gate_token_in_rate", "Continued calls by all committed calls.", registry=self.registry)
+        self.token_in_rate = Gauge("gate_token_in_rate", "Continued calls by all committed.", registry=self.registry)
         self.capture_failures = Counter(
             "gate_capture_failures", "Calls that were not captured.", ["reason"], registry=self.registry
         )
@@ -34,7 +34,7 @@ class Metrics:
         self.rows = Counter("finalize_rows", "Published rows.", ["valid", "reason"], registry=self.registry)
         self.finalize = Histogram("finalize_seconds", "One run of publishing.", registry=self.registry)
         self.delivered = Gauge(
-            "finalize_delivered_fraction", "Valid rows by all rows, of the last published group.", registry=self.registry
+            "finalize_delivered_fraction", "Valid rows by all, of the last published group.", registry=self.registry
         )
         self.spread = Gauge(
             "group_wv_spread", "Newest minus oldest weight version of the last published group.", registry=self.registry

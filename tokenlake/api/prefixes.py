@@ -22,7 +22,9 @@ __all__ = ["DeltaReader", "Prefixes"]
 class DeltaReader(Protocol):
     """What is needed of a lake: point reads. Thread-safe."""
 
-    def read_delta(self, place: Place) -> Delta: ...
+    def read_delta(self, place: Place) -> Delta:
+        """The record at a place; raises `NotFound` where nothing readable is."""
+        ...
 
 
 class Prefixes:

@@ -5,7 +5,7 @@ Runs in threads; each query takes its own connection.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import math
 import threading
@@ -86,9 +86,9 @@ def _json(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, datetime.date | datetime.time):
+    if isinstance(value, dt.date | dt.time):
         return value.isoformat()
-    if isinstance(value, datetime.timedelta):
+    if isinstance(value, dt.timedelta):
         return value.total_seconds()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)

@@ -10,7 +10,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tokenlake.api.answers import answer_detail
 from tokenlake.api.chat import Answer
@@ -172,10 +172,9 @@ class Recorder:
         return rollout is not None and rollout.current is attempt and attempt.end is None and not attempt.released
 
     def _poisons(self, cause: Cause | None) -> bool:
-        policy: Any = self._control.policy.get("on_unresolved", "root")
-        if isinstance(policy, dict):
-            policy = policy.get(cause, "root")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return cause in UNRESOLVED and policy == "poison"
+        policy = self._control.policy.get("on_unresolved", "root")
+        action = cast("dict[str, str]", policy).get(cause or "", "root") if isinstance(policy, dict) else policy
+        return cause in UNRESOLVED and action == "poison"
 
 
 def _contradiction(coords: Coords, flight: Flight, prompt: Prompt) -> str | None:

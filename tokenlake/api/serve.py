@@ -10,7 +10,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import uvicorn
@@ -63,7 +63,7 @@ def _config(service: Service) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def embedded(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[Running]:
+def embedded(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Generator[Running]:
     """Serve in a thread with a loop of its own until the block ends; port 0 takes a free one."""
     listener = _listen(host, port)
     server = uvicorn.Server(_config(service))

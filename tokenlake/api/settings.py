@@ -1,4 +1,4 @@
-"""Settings of the service, each with an owner, a unit, a default and a sentence; and the only reader of the environment.
+"""Settings of the service, each with an owner, a unit, a default and a sentence; the only reader of the environment.
 
 What decides about rows (the policies) is recorded in the lake itself; these only shape the process that serves it.
 """
@@ -32,7 +32,7 @@ class Settings:
         33_554_432, owner="app", unit="bytes", sentence="A request body beyond this is refused with 413."
     )
     call_deadline_s: float = _setting(
-        600.0, owner="gate", unit="seconds", sentence="A model call that takes longer is aborted and answered with 504."
+        600.0, owner="gate", unit="seconds", sentence="A longer model call is aborted and answered with 504."
     )
     control_deadline_s: float = _setting(
         30.0, owner="app", unit="seconds", sentence="An own route that takes longer is answered with 504."
@@ -41,7 +41,7 @@ class Settings:
         10.0, owner="control", unit="seconds", sentence="How long a seal waits for calls in flight before `incomplete`."
     )
     rollout_ttl_s: float = _setting(
-        3600.0, owner="control", unit="seconds", sentence="An attempt without a call for this long fails as never sealed."
+        3600.0, owner="control", unit="seconds", sentence="An attempt this long without a call fails as never sealed."
     )
     tick_s: float = _setting(
         1.0, owner="service", unit="seconds", sentence="How often deadlines and times to live are looked at."
@@ -56,7 +56,7 @@ class Settings:
         (), owner="gate", unit="regular expressions", sentence="Removed from system text before hashing and rendering."
     )
     reasoning: Reasoning = _setting(
-        "field", owner="gate", unit="word", sentence="Serve reasoning as a `field` of the message, or `fold` it into content."
+        "field", owner="gate", unit="word", sentence="Serve reasoning as a `field` or `fold` it into content."
     )
     sql_timeout_s: float = _setting(
         10.0, owner="sql", unit="seconds", sentence="A query of `POST /api/v1/sql` that runs longer is interrupted."
@@ -73,13 +73,13 @@ class Settings:
             value = getattr(self, item.name)
             if item.name == "reasoning":
                 if value not in get_args(Reasoning):
-                    raise ConfigError(f"setting reasoning must be one of {', '.join(get_args(Reasoning))}, not {value!r}")
+                    raise _wrong(item.name, f"one of {', '.join(get_args(Reasoning))}", value)
             elif item.name == "strip_patterns":
                 _patterns(value)
             elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"setting {item.name} must be a positive number of {item.metadata['unit']}, not {value!r}")
+                raise _wrong(item.name, f"a positive number of {item.metadata['unit']}", value)
             elif isinstance(item.default, int) and not isinstance(value, int):
-                raise ConfigError(f"setting {item.name} must be a whole number of {item.metadata['unit']}, not {value!r}")
+                raise _wrong(item.name, f"a whole number of {item.metadata['unit']}", value)
 
     @property
     def strip(self) -> tuple[re.Pattern[str], ...]:
@@ -97,6 +97,10 @@ class Settings:
         if isinstance(given.get("strip_patterns"), list):
             given["strip_patterns"] = tuple(given["strip_patterns"])
         return cls(**given)
+
+
+def _wrong(name: str, wanted: str, value: object) -> ConfigError:
+    return ConfigError(f"setting {name} must be {wanted}, not {value!r}")
 
 
 def _patterns(values: object) -> tuple[re.Pattern[str], ...]:

@@ -1,7 +1,7 @@
 """The terminal call of an attempt: the one whose answer was scored, by evidence and never by time.
 
-Witnesses in order: a declared call, the response id of the scored answer, its content. They may only confirm each other;
-witnesses that disagree, or evidence that fits two different token sequences, attribute nothing. Without a witness the
+Witnesses in order: a declared call, the response id of the scored answer, its content. They may only confirm each
+other; witnesses that disagree, or evidence that fits two different token sequences, attribute nothing. Without a witness the
 only leaf is the terminal, where abandoned retries (childless, while a call with the same parent and the same prompt was
 continued) and answers that no client waited for do not count.
 """

@@ -56,7 +56,7 @@ class History:
     """Tool-call id to position among all tool calls."""
 
     def then(self, turn: Turn) -> History:
-        """This conversation and one more turn, for example the answer that was served."""
+        """The history of one more turn, for example the answer that was served."""
         linkage = dict(self.linkage)
         return _step(self, turn, _turn_digest(turn, linkage), linkage)
 
@@ -183,9 +183,7 @@ def _canonical(value: Any, depth: int = 0) -> bytes:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         return _frame(b"a", b"".join(_canonical(item, depth + 1) for item in items))
-    pairs = sorted(
-        (_utf8(key), _canonical(item, depth + 1)) for key, item in cast("dict[str, Any]", value).items()
-    )
+    pairs = sorted((_utf8(key), _canonical(item, depth + 1)) for key, item in cast("dict[str, Any]", value).items())
     return _frame(b"o", b"".join(_frame(b"k", key) + item for key, item in pairs))
 
 

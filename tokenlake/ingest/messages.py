@@ -8,7 +8,7 @@ captured faithfully as text (images, audio) is refused by name, never dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -64,8 +64,8 @@ class ChatReader:
     """Reads OpenAI chat-completions messages.
 
     `strip` are patterns removed from system and developer text before anything sees it, so that a nonce or date neither
-    breaks a match nor reaches the model. `unfold` says that this service serves reasoning folded into content: then, and
-    only then, a leading `<think>` block of an assistant turn is read as its reasoning.
+    breaks a match nor reaches the model. `unfold` says that this service serves reasoning folded into content: only then
+    a leading `<think>` block of an assistant turn is read as its reasoning.
     """
 
     def __init__(self, *, strip: Sequence[re.Pattern[str]] = (), unfold: bool = False) -> None:
@@ -97,13 +97,13 @@ class ChatReader:
                 if fields.get(key):
                     raise InvalidInput(f"{where}.{key} is not supported", field=f"{where}.{key}")
             reasoning = _text(fields, "reasoning", where) or _text(fields, "reasoning_content", where)
-            parts += tuple(filter(None, (_text(fields, "refusal", where),)))
+            parts += _some((_text(fields, "refusal", where),))
             calls = _calls(fields.get("tool_calls"), f"{where}.tool_calls")
             if self._unfold and reasoning is None and parts and (found := _THINK.match(parts[0])):
                 reasoning = found[1] or None
-                parts = tuple(filter(None, (parts[0][found.end() :], *parts[1:])))
+                parts = _some((parts[0][found.end() :], *parts[1:]))
         elif role in ("system", "developer"):
-            parts = tuple(filter(None, map(self._stripped, parts)))
+            parts = _some(map(self._stripped, parts))
         tool_call_id = _text(fields, "tool_call_id", where) if role == "tool" else None
         if role == "tool" and tool_call_id is None:
             raise InvalidInput(f"{where}.tool_call_id is missing", field=f"{where}.tool_call_id")
@@ -166,9 +166,11 @@ def _parts(content: object, where: str) -> tuple[str, ...]:
         return (_unicode(content, where),)
     if not isinstance(content, list):
         raise InvalidInput(f"{where} must be a string or an array of text parts", field=where)
-    return tuple(
-        filter(None, (_part(part, f"{where}[{index}]") for index, part in enumerate(cast("list[object]", content))))
-    )
+    return _some(_part(part, f"{where}[{index}]") for index, part in enumerate(cast("list[object]", content)))
+
+
+def _some(texts: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(text for text in texts if text)
 
 
 def _part(part: object, where: str) -> str:
@@ -196,7 +198,7 @@ def _calls(value: object, where: str) -> tuple[TurnCall, ...]:
 
 
 def _call(item: object, where: str) -> TurnCall:
-    fields = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
+    fields = _object(item)
     function = fields.get("function")
     if not isinstance(function, Mapping):
         raise InvalidInput(f"{where}.function must be an object", field=where)
@@ -210,13 +212,17 @@ def _call(item: object, where: str) -> TurnCall:
     return TurnCall(id=_text(fields, "id", where), name=name, arguments=arguments)
 
 
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
 def _tools(value: object) -> tuple[Tool, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
         raise InvalidInput("tools must be an array", field="tools")
     for index, tool in enumerate(cast("list[object]", value)):
-        fields = cast("Mapping[str, Any]", tool) if isinstance(tool, Mapping) else {}
+        fields = _object(tool)
         function = fields.get("function")
         if fields.get("type") != "function" or not isinstance(function, Mapping):
             raise InvalidInput(f"tools[{index}] must be of type function", field=f"tools[{index}]")

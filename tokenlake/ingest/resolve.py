@@ -109,9 +109,7 @@ class AttemptLineage:
         """A call became durable and committed. `seed`: the request's fingerprint, of a root that started seeded."""
         self.nodes[node.call_id] = node
         self._first.setdefault(node.chain_hash, node)
-        self._remember(
-            _Echo(node.call_id, node, node.fingerprint, node.context, node.preamble, node.reasoning)
-        )
+        self._remember(_Echo(node.call_id, node, node.fingerprint, node.context, node.preamble, node.reasoning))
         if seed is not None:
             self._seeds.add(seed)
 
@@ -206,7 +204,5 @@ def _distinct(nodes: Iterable[Node]) -> list[Node]:
         unique.setdefault(node.chain_hash, node)
     if len(unique) < 2:
         return list(unique.values())
-    ancestors = {
-        ancestor.chain_hash for node in unique.values() for ancestor in node.chain() if ancestor is not node
-    }
+    ancestors = {ancestor.chain_hash for node in unique.values() for ancestor in node.chain() if ancestor is not node}
     return [node for node in unique.values() if node.chain_hash not in ancestors]

@@ -38,13 +38,19 @@ class Template(Protocol):
     """What the splice needs of an engine."""
 
     @property
-    def stop_ids(self) -> Collection[int]: ...
+    def stop_ids(self) -> Collection[int]:
+        """Ids any of which ends a generation."""
+        ...
 
     def render_text(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, add_generation_prompt: bool
-    ) -> str: ...
+    ) -> str:
+        """The chat template's text; raises `ValueError` for what it cannot express."""
+        ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, special tokens written in it included."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +125,7 @@ def _probe(
 ) -> _Tail:
     def common(messages: list[Message], *, generation: bool) -> str:
         first, second = (
-            template.render_text(
-                [*before, _variant(answer, probe), *messages], tools, add_generation_prompt=generation
-            )
+            template.render_text([*before, _variant(answer, probe), *messages], tools, add_generation_prompt=generation)
             for probe in _PROBES
         )
         shared = _common_end(first, second)
@@ -194,5 +198,3 @@ def _without_stop(ids: list[int], closing: list[int], tail: _Tail, *, ended: boo
 
 def _first_stop(template: Template, ids: Sequence[int]) -> int | None:
     return next((index for index, token in enumerate(ids) if token in template.stop_ids), None)
-
-

@@ -22,7 +22,7 @@ __all__ = ["HEAD", "UNREADABLE", "Walk", "file_schema", "read_batch", "walk"]
 HEAD = MAGIC + b"\0\0"
 """What a segment starts with; a schema message follows, then the record batches."""
 
-UNREADABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError)
+UNREADABLE = (pa.ArrowException, EOFError, OSError, ValueError)
 """What pyarrow raises for bytes that are no record batch."""
 
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from tokenlake.api.demo.plan import expected, kind_of
 from tokenlake.api.demo.proof import Proof, prove
 from tokenlake.api.demo.report import complaints, measure, show
 from tokenlake.api.demo.tasks import make_tasks
-from tokenlake.api.serve import Running, start
+from tokenlake.api.serve import Running, embedded
+from tokenlake.api.service import Service
 from tokenlake.errors import ConfigError
 from tokenlake.finalize.loader import RowLoader
 from tokenlake.ingest.tiny import TinyEngine
@@ -72,8 +73,8 @@ def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool)
     engine = TinyEngine(seed=arguments.seed, trace_path=trace)
     lake = OwnedLake.open(path)
     try:
-        with start(lake, engine) as running, _Advance(console, arguments.groups * arguments.rollouts) as advance:
-            console.print(f"service at {running.base_url}, lake at {path}")
+        with embedded(Service(lake, engine)) as running, _Advance(console, arguments.groups * arguments.rollouts) as advance:
+            console.print(f"service at {running.url}, lake at {path}")
             asyncio.run(_play(running, engine, done, arguments, advance))
     finally:
         lake.close()
@@ -123,7 +124,7 @@ async def _play(
     pause = Pause()
     first = engine.weight_version or 0
     done.weights[first] = _copy(engine)
-    async with AsyncClient(running.base_url, token=running.token) as control:
+    async with AsyncClient(running.url, running.token) as control:
         await control.set_weight_version(first)
         slots = [
             await control.register_group(f"demo-{g:02d}", rollouts, meta={"task": "chain_sum"}) for g in range(groups)

@@ -81,7 +81,7 @@ WHERE
     OR (
         placed.event_type = 'call_committed'
         AND coalesce(
-            placed.event_order > attempts.ending.event_order OR placed.event_order > groups.closing_order,
+            placed.event_order > attempts.end_order OR placed.event_order > groups.closing_order,
             FALSE
         )
     );

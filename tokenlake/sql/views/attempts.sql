@@ -1,7 +1,7 @@
--- what: every place of every group with the attempt that counts, the highest registered: its end, freeze, poison and
---   overflowed calls. What comes after the group was published or dropped changes nothing
+-- what: every place of every group with the attempt that counts, the highest registered: how it ended, what poisons it,
+--   its overflowed calls. What comes after the group was published or dropped changes nothing
 -- grain: rollout
--- reads: slots, lineage, group_of, json_text, placeholder_reason
+-- reads: slots, lineage, group_of, json_text
 CREATE OR REPLACE VIEW attempts AS
 WITH events AS (
     SELECT
@@ -10,14 +10,19 @@ WITH events AS (
         reason,
         detail,
         reward,
-        answered,
         call_id,
         parent_call_id,
         terminal_call_id,
         terminal_selection,
         coalesce(group_id, group_of(rollout_id)) AS group_id,
         coalesce(attempt, 0) AS attempt,
-        row(lineage.at, event_writer, event_seq) AS event_order
+        row(lineage.at, event_writer, event_seq) AS event_order,
+        CASE
+            WHEN event_type = 'call_committed' THEN coalesce(json_text(detail, '$.poison'), '') <> ''
+            ELSE event_type = 'call_failed' AND coalesce(answered, FALSE)
+        END AS poisons,
+        event_type = 'rollout_sealed'
+        OR (event_type = 'rollout_failed' AND coalesce(json_text(detail, '$.retry'), 'false') <> 'true') AS ends
     FROM lineage
     WHERE
         event_type IN (
@@ -42,40 +47,24 @@ folded AS (
         any_value(slots.min_valid_fraction_per_group) AS min_valid_fraction_per_group,
         coalesce(bool_or(events.event_type = 'rollout_registered'), FALSE) AS registered,
         coalesce(bool_or(events.event_type = 'rollout_frozen'), FALSE) AS frozen,
-        arg_min(events.terminal_call_id, events.event_order)
-            FILTER (events.event_type = 'rollout_frozen') AS frozen_terminal,
+        min(events.event_order) FILTER (events.ends) AS end_order,
+        arg_min(events.event_type, events.event_order) FILTER (events.ends) AS ending,
+        arg_min_null(events.reason, events.event_order) FILTER (events.ends) AS end_reason,
+        arg_min_null(events.reward, events.event_order) FILTER (events.ends) AS reward,
+        arg_min_null(events.terminal_selection, events.event_order) FILTER (events.ends) AS terminal_selection,
+        coalesce(
+            arg_min_null(events.terminal_call_id, events.event_order) FILTER (events.ends),
+            arg_min(events.terminal_call_id, events.event_order) FILTER (events.event_type = 'rollout_frozen')
+        ) AS declared_call_id,
+        min(events.event_order) FILTER (events.poisons) AS poison_order,
         arg_min(
-            {
-                'kind': events.event_type,
-                'reason': events.reason,
-                'reward': events.reward,
-                'terminal_call_id': events.terminal_call_id,
-                'terminal_selection': events.terminal_selection,
-                'event_order': events.event_order
-            },
+            CASE events.event_type
+                WHEN 'call_failed' THEN coalesce(events.reason, 'capture_failed')
+                ELSE json_text(events.detail, '$.poison')
+            END,
             events.event_order
-        ) FILTER (
-            events.event_type = 'rollout_sealed'
-            OR (
-                events.event_type = 'rollout_failed'
-                AND coalesce(json_text(events.detail, '$.retry'), 'false') <> 'true'
-            )
-        ) AS ending,
-        arg_min(
-            {
-                'reason': CASE events.event_type
-                    WHEN 'call_failed' THEN placeholder_reason(events.reason, 'capture_failed')
-                    ELSE placeholder_reason(json_text(events.detail, '$.poison'), 'unresolved_parent')
-                END,
-                'detail': events.reason,
-                'call_id': events.call_id,
-                'event_order': events.event_order
-            },
-            events.event_order
-        ) FILTER (
-            (events.event_type = 'call_failed' AND events.answered)
-            OR (events.event_type = 'call_committed' AND json_text(events.detail, '$.poison') IS NOT NULL)
-        ) AS poison,
+        ) FILTER (events.poisons) AS poison,
+        arg_min(events.call_id, events.event_order) FILTER (events.poisons) AS poison_call_id,
         list({'call_id': events.call_id, 'parent_call_id': events.parent_call_id})
             FILTER (events.event_type = 'call_overflowed') AS overflows
     FROM slots
@@ -88,9 +77,9 @@ folded AS (
 )
 
 SELECT
-    * EXCLUDE (attempt, poison),
+    * EXCLUDE (attempt, poison, poison_order),
     coalesce(attempt, 0) AS attempt,
-    CASE WHEN ending IS NULL OR poison.event_order <= ending.event_order THEN poison END AS poison
+    CASE WHEN end_order IS NULL OR poison_order <= end_order THEN poison END AS poison
 FROM folded
 QUALIFY
     row_number() OVER (

@@ -7,7 +7,7 @@ WITH steps AS (
     SELECT
         group_id,
         rollout_id,
-        attempt_record.attempt AS attempt,
+        attempt,
         call_ids,
         parents,
         unnest(path) AS number,

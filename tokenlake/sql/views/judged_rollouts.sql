@@ -5,43 +5,39 @@
 -- grain: rollout
 -- reads: rollout_trees, verified_calls, placeholder_reason
 CREATE OR REPLACE VIEW judged_rollouts AS
-WITH wanted AS (
-    SELECT
-        group_id,
-        rollout_id,
-        attempt_record.attempt AS attempt,
-        {
-            'record': attempt_record,
-            'calls': calls,
-            'sampled_tokens': attempt_sampled_tokens,
-            'terminal_call_id': terminal_call_id,
-            'terminal_selection': terminal_selection,
-            'terminal_reason': terminal_reason,
-            'truncated': truncated
-        } AS head,
-        CASE
-            WHEN path IS NOT NULL THEN list_transform(path, lambda number: call_ids[number])
-            ELSE [first_root, first_orphan]
-        END AS call_ids
-    FROM rollout_trees
-),
-
-placed AS (
+WITH placed AS (
     SELECT
         group_id,
         rollout_id,
         attempt,
         head,
-        unnest(call_ids) AS call_id,
-        generate_subscripts(call_ids, 1)::INTEGER - 1 AS position
-    FROM wanted
+        calls,
+        attempt_sampled_tokens,
+        terminal_call_id,
+        terminal_selection,
+        terminal_reason,
+        truncated,
+        unnest(
+            CASE WHEN path IS NULL THEN root_and_orphan ELSE list_select(call_ids, path) END
+        ) AS call_id,
+        generate_subscripts(
+            CASE WHEN path IS NULL THEN root_and_orphan ELSE list_select(call_ids, path) END, 1
+        )::INTEGER - 1 AS position
+    FROM rollout_trees
 ),
 
 folded AS (
     SELECT
         placed.group_id,
         placed.rollout_id,
+        placed.attempt,
         any_value(placed.head) AS head,
+        any_value(placed.calls) AS calls,
+        any_value(placed.attempt_sampled_tokens) AS attempt_sampled_tokens,
+        any_value(placed.terminal_call_id) AS terminal_call_id,
+        any_value(placed.terminal_selection) AS terminal_selection,
+        any_value(placed.terminal_reason) AS terminal_reason,
+        any_value(placed.truncated) AS truncated,
         list(placed.position) AS positions,
         list(placed.call_id) AS call_ids,
         list(calls.sampled_tokens) AS sampled_tokens,
@@ -81,7 +77,7 @@ folded AS (
             AND placed.rollout_id = calls.rollout_id
             AND placed.attempt = calls.attempt
             AND placed.call_id = calls.call_id
-    GROUP BY placed.group_id, placed.rollout_id
+    GROUP BY placed.group_id, placed.rollout_id, placed.attempt
 ),
 
 ordered AS (
@@ -96,39 +92,28 @@ ordered AS (
 
 joined AS (
     SELECT
-        group_id,
-        rollout_id,
-        head.record AS record,
-        head.calls AS calls,
-        head.sampled_tokens AS attempt_sampled_tokens,
-        head.terminal_call_id AS terminal_call_id,
-        head.terminal_selection AS terminal_selection,
-        head.terminal_reason AS terminal_reason,
-        head.truncated AS truncated,
-        head.record.ending AS ending,
-        head.record.poison AS poison,
-        head.record.ending.reward AS reward,
-        turns,
-        weight_version_min,
-        weight_version_max,
-        temperature,
-        logprob_mode,
-        fault,
+        * EXCLUDE (head, positions, places, call_ids, sampled_tokens, token_ids, token_mask, logprobs),
+        head.rollout_index AS rollout_index,
+        head.n AS n,
+        head.purpose AS purpose,
+        head.closed_by AS closed_by,
+        head.dispatch_weight_version AS dispatch_weight_version,
+        head.mixed_weight_version AS mixed_weight_version,
+        head.min_delivered_fraction AS min_delivered_fraction,
+        head.min_valid_fraction_per_group AS min_valid_fraction_per_group,
+        head.state AS state,
+        head.end_reason AS end_reason,
+        head.reward AS reward,
+        head.poison AS poison,
+        head.poison_call_id AS poison_call_id,
         list_select(call_ids, places) AS call_ids,
         CASE
-            WHEN head.terminal_call_id IS NULL THEN 0
+            WHEN terminal_call_id IS NULL THEN 0
             ELSE coalesce(list_sum(list_select(sampled_tokens, places)), 0)::BIGINT
         END AS sampled_tokens,
         flatten(list_select(token_ids, places)) AS input_ids,
         flatten(list_select(token_mask, places)) AS token_mask,
-        flatten(list_select(logprobs, places)) AS logprobs,
-        flatten(list_select(token_ids, places))[1:prompt_len] AS prompt_ids,
-        CASE
-            WHEN head.record.ending.kind = 'rollout_failed' THEN 'failed'
-            WHEN head.record.ending.kind = 'rollout_sealed' THEN 'sealed'
-            WHEN head.record.frozen THEN 'frozen'
-            ELSE 'open'
-        END AS state
+        flatten(list_select(logprobs, places)) AS logprobs
     FROM ordered
 ),
 
@@ -137,43 +122,29 @@ reasoned AS (
         *,
         CASE
             WHEN state IN ('open', 'frozen') THEN NULL
-            WHEN state = 'failed' OR ending.reason IS NOT NULL
-                THEN placeholder_reason(ending.reason, 'rollout_failed')
-            WHEN poison IS NOT NULL THEN poison.reason
-            WHEN terminal_call_id IS NULL
-                THEN
-                    CASE
-                        WHEN fault.reason IN ('parent_missing', 'parent_foreign') THEN fault.reason
-                        ELSE terminal_reason
-                    END
+            WHEN state = 'failed' THEN coalesce(end_reason, 'rollout_failed')
+            WHEN end_reason IS NOT NULL THEN end_reason
+            WHEN poison IS NOT NULL THEN poison
+            WHEN terminal_call_id IS NULL AND fault.reason IN ('parent_missing', 'parent_foreign') THEN fault.reason
+            WHEN terminal_call_id IS NULL THEN terminal_reason
             WHEN fault IS NOT NULL THEN fault.reason
             WHEN reward IS NULL THEN 'reward_missing'
             WHEN isnan(reward) OR isinf(reward) THEN 'non_finite_reward'
             WHEN sampled_tokens = 0 THEN 'no_sampled_tokens'
-            WHEN
-                record.mixed_weight_version = 'reject'
-                AND weight_version_min IS DISTINCT FROM weight_version_max
+            WHEN mixed_weight_version = 'reject' AND weight_version_min IS DISTINCT FROM weight_version_max
                 THEN 'mixed_weight_version'
-            WHEN sampled_tokens < record.min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
-        END AS reason
+            WHEN sampled_tokens < min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
+        END AS word
     FROM joined
 )
 
 SELECT
-    * EXCLUDE (ending, poison, record, fault),
-    ending,
-    poison,
-    fault,
-    record.attempt AS attempt,
-    record.rollout_index AS rollout_index,
-    record.n AS n,
-    record.purpose AS purpose,
-    record.closed_by AS closed_by,
-    record.dispatch_weight_version AS dispatch_weight_version,
-    record.min_valid_fraction_per_group AS min_valid_fraction_per_group,
+    *,
+    input_ids[1:prompt_len] AS prompt_ids,
+    placeholder_reason(word, CASE WHEN end_reason IS NULL THEN 'capture_failed' ELSE 'rollout_failed' END) AS reason,
     CASE
         WHEN state IN ('open', 'frozen') THEN 'open'
-        WHEN reason IS NULL THEN 'valid'
+        WHEN word IS NULL THEN 'valid'
         ELSE 'placeholder'
     END AS verdict
 FROM reasoned;

@@ -1,4 +1,4 @@
--- what: a word when it is in the closed list of placeholder reasons, else the word given for all others
+-- what: a word when it is in the closed list of placeholder reasons, else the word given for all others; NULL for NULL
 -- grain: scalar
 -- reads: nothing
 CREATE OR REPLACE MACRO placeholder_reason(word, otherwise) AS
@@ -51,5 +51,5 @@ CASE
             'undelivered'
         )
         THEN word
-    ELSE otherwise
+    WHEN word IS NOT NULL THEN otherwise
 END;

@@ -10,25 +10,48 @@ WITH folded AS (
     SELECT
         attempts.group_id,
         attempts.rollout_id,
-        any_value(attempts) AS attempt_record,
+        attempts.attempt,
+        any_value({
+            'rollout_index': attempts.rollout_index,
+            'n': attempts.n,
+            'purpose': attempts.purpose,
+            'closed_by': attempts.closed_by,
+            'dispatch_weight_version': attempts.dispatch_weight_version,
+            'mixed_weight_version': attempts.mixed_weight_version,
+            'min_delivered_fraction': attempts.min_delivered_fraction,
+            'min_valid_fraction_per_group': attempts.min_valid_fraction_per_group,
+            'state': CASE
+                WHEN attempts.ending = 'rollout_failed' THEN 'failed'
+                WHEN attempts.ending = 'rollout_sealed' THEN 'sealed'
+                WHEN attempts.frozen THEN 'frozen'
+                ELSE 'open'
+            END,
+            'end_reason': attempts.end_reason,
+            'reward': attempts.reward,
+            'poison': attempts.poison,
+            'poison_call_id': attempts.poison_call_id,
+            'terminal_selection': coalesce(attempts.terminal_selection, 'declared')
+        }) AS head,
+        any_value(attempts.declared_call_id) AS declared,
+        any_value(attempts.overflows) AS overflows,
+        any_value((attempts.frozen OR attempts.ending IS NOT NULL) AND coalesce(attempts.ending, '') <> 'rollout_failed')
+            AS wanted,
         count(calls.call_id) AS calls,
         coalesce(sum(calls.sampled_tokens), 0)::BIGINT AS attempt_sampled_tokens,
         coalesce(
-            list(
-                {
-                    'event_order': row(calls.at, calls.event_writer, calls.event_seq),
-                    'call_id': calls.call_id,
-                    'parent_call_id': calls.parent_call_id,
-                    'chain_hash': calls.chain_hash,
-                    'finish_reason': calls.finish_reason,
-                    'prompt': row(
-                        calls.parent_call_id,
-                        calls.prev_len,
-                        calls.delta_len - calls.sampled_tokens,
-                        calls.prompt_digest
-                    )
-                }
-            ) FILTER (calls.call_id IS NOT NULL),
+            list({
+                'event_order': row(calls.at, calls.event_writer, calls.event_seq),
+                'call_id': calls.call_id,
+                'parent_call_id': calls.parent_call_id,
+                'chain_hash': calls.chain_hash,
+                'finish_reason': calls.finish_reason,
+                'prompt': row(
+                    calls.parent_call_id,
+                    calls.prev_len,
+                    calls.delta_len - calls.sampled_tokens,
+                    calls.prompt_digest
+                )
+            }) FILTER (calls.call_id IS NOT NULL),
             []
         ) AS tree
     FROM attempts
@@ -38,20 +61,21 @@ WITH folded AS (
             AND attempts.rollout_id = calls.rollout_id
             AND attempts.attempt = calls.attempt
             AND (
-                attempts.ending IS NULL
-                OR row(calls.at, calls.event_writer, calls.event_seq) <= attempts.ending.event_order
+                attempts.end_order IS NULL
+                OR row(calls.at, calls.event_writer, calls.event_seq) <= attempts.end_order
             )
             AND (
                 attempts.closing_order IS NULL
                 OR row(calls.at, calls.event_writer, calls.event_seq) <= attempts.closing_order
             )
-    GROUP BY attempts.group_id, attempts.rollout_id
+    GROUP BY attempts.group_id, attempts.rollout_id, attempts.attempt
 ),
 
 named AS (
     SELECT
         *,
-        list_transform(tree, lambda call: call.call_id) AS call_ids
+        list_transform(tree, lambda call: call.call_id) AS call_ids,
+        list_filter(overflows, lambda overflow: overflow.call_id = declared)[1] AS overflow
     FROM folded
 ),
 
@@ -62,66 +86,53 @@ linked AS (
     FROM named
 ),
 
-branched AS (
-    SELECT
-        *,
-        list_transform(
-            list_distinct(parents), lambda number: tree[number].prompt
-        ) AS continued_prompts,
-        list_filter(
-            tree, lambda call, number: NOT list_contains(parents, number)
-        ) AS childless
-    FROM linked
-),
-
 ended AS (
     SELECT
         *,
-        list_filter(childless, lambda call: NOT list_contains(continued_prompts, call.prompt)) AS leaves,
-        coalesce(attempt_record.ending.terminal_call_id, attempt_record.frozen_terminal) AS declared,
-        list_filter(
-            coalesce(attempt_record.overflows, []),
-            lambda overflow: overflow.call_id
-            = coalesce(attempt_record.ending.terminal_call_id, attempt_record.frozen_terminal)
-        )[1] AS overflow,
-        (attempt_record.frozen OR attempt_record.ending IS NOT NULL)
-        AND coalesce(attempt_record.ending.kind <> 'rollout_failed', TRUE) AS wanted
-    FROM branched
+        CASE
+            WHEN wanted AND declared IS NULL
+                THEN
+                    list_filter(
+                        tree,
+                        lambda call, number: NOT list_contains(parents, number)
+                        AND NOT list_contains(
+                            list_transform(list_distinct(parents), lambda parent: tree[parent].prompt), call.prompt
+                        )
+                    )
+        END AS leaves
+    FROM linked
 ),
 
 resolved AS (
     SELECT
         *,
-        CASE
-            WHEN NOT wanted THEN NULL
-            WHEN overflow IS NOT NULL THEN overflow.parent_call_id
-            WHEN declared IS NOT NULL THEN declared
-            WHEN len(list_distinct(list_transform(leaves, lambda call: call.chain_hash))) = 1
-                THEN list_min(leaves).call_id
-        END AS terminal_call_id
+        list_position(
+            call_ids,
+            CASE
+                WHEN NOT wanted THEN NULL
+                WHEN overflow IS NOT NULL THEN overflow.parent_call_id
+                WHEN declared IS NOT NULL THEN declared
+                WHEN len(list_distinct(list_transform(leaves, lambda call: call.chain_hash))) = 1
+                    THEN list_min(leaves).call_id
+            END
+        ) AS terminal_number
     FROM ended
-),
-
-placed AS (
-    SELECT
-        *,
-        list_position(call_ids, terminal_call_id) AS terminal_number
-    FROM resolved
 )
 
 SELECT
     group_id,
     rollout_id,
-    attempt_record,
+    attempt,
+    head,
     calls,
     attempt_sampled_tokens,
     call_ids,
     parents,
-    tree[terminal_number].call_id AS terminal_call_id,
+    call_ids[terminal_number] AS terminal_call_id,
     CASE
         WHEN terminal_number IS NULL THEN NULL
         WHEN declared IS NULL THEN 'only_leaf'
-        ELSE coalesce(attempt_record.ending.terminal_selection, 'declared')
+        ELSE head.terminal_selection
     END AS terminal_selection,
     coalesce(
         terminal_number IS NOT NULL
@@ -130,10 +141,9 @@ SELECT
             OR tree[terminal_number].finish_reason IN ('length', 'max_tokens', 'max_output_tokens')
             OR (
                 declared IS NULL
-                AND list_contains(
-                    list_transform(coalesce(attempt_record.overflows, []), lambda each: each.parent_call_id),
-                    terminal_call_id
-                )
+                AND len(
+                    list_filter(overflows, lambda cut: cut.parent_call_id = call_ids[terminal_number])
+                ) > 0
             )
         ),
         FALSE
@@ -157,8 +167,13 @@ SELECT
                     [terminal_number]
                 )
     END AS path,
-    list_min(list_filter(tree, lambda call: call.parent_call_id IS NULL)).call_id AS first_root,
-    list_min(
-        list_filter(tree, lambda call, number: call.parent_call_id IS NOT NULL AND parents[number] IS NULL)
-    ).call_id AS first_orphan
-FROM placed;
+    CASE
+        WHEN terminal_number IS NULL
+            THEN [
+                list_min(list_filter(tree, lambda call: call.parent_call_id IS NULL)).call_id,
+                list_min(
+                    list_filter(tree, lambda call, number: call.parent_call_id IS NOT NULL AND parents[number] IS NULL)
+                ).call_id
+            ]
+    END AS root_and_orphan
+FROM resolved;

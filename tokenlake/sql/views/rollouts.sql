@@ -16,16 +16,16 @@ SELECT
     reason,
     CASE
         WHEN reason IS NULL THEN NULL
-        WHEN ending.reason IS NOT NULL THEN ending.reason
-        WHEN poison IS NOT NULL THEN concat('call ', poison.call_id, coalesce(': ' || poison.detail, ''))
+        WHEN end_reason IS NOT NULL THEN end_reason
+        WHEN poison IS NOT NULL THEN concat('call ', poison_call_id, ': ', poison)
         WHEN fault IS NOT NULL THEN concat('call ', fault.call_id, coalesce(': ' || fault.detail, ''))
     END AS detail,
     poison IS NOT NULL AS poisoned,
     calls,
     attempt_sampled_tokens AS sampled_tokens,
-    turns,
-    weight_version_min,
-    weight_version_max,
+    CASE WHEN terminal_call_id IS NOT NULL THEN turns END AS turns,
+    CASE WHEN terminal_call_id IS NOT NULL THEN weight_version_min END AS weight_version_min,
+    CASE WHEN terminal_call_id IS NOT NULL THEN weight_version_max END AS weight_version_max,
     truncated,
     n,
     purpose
