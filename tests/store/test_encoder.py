@@ -1,4 +1,4 @@
-"""The hand-made encoder against pyarrow: same values for every record, and what it does not know it leaves to pyarrow."""
+"""The hand-made encoder against pyarrow: same values for every record; what it does not know it leaves to pyarrow."""
 
 import math
 import struct

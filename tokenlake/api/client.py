@@ -49,8 +49,9 @@ def _read(response: httpx.Response) -> Any:
 
 
 def _error(response: httpx.Response) -> TokenlakeError:
+    detail: dict[str, Any]
     try:
-        error = response.json()["error"]
+        error: dict[str, Any] = response.json()["error"]
         message, detail = error["message"], error.get("detail") or {}
     except (ValueError, KeyError, TypeError):
         message, detail = response.text[:200], {}

@@ -157,7 +157,16 @@ def _end(control: Control, event: Event, state: State) -> None:
     if attempt is None or (attempt.end is not None and not attempt.retry):
         return
     attempt.state = state
-    attempt.end = {**_detail(event), "reason": event.get("reason"), "reward": event.get("reward")}
+    attempt.end = {
+        "terminal": event.get("terminal_call_id"),
+        "calls": attempt.committed,
+        "poisoned": attempt.poison is not None,
+        "placeholder": event.get("reason"),
+        **_detail(event),
+        "terminal_selection": event.get("terminal_selection"),
+        "reason": event.get("reason"),
+        "reward": event.get("reward"),
+    }
 
 
 def _group_closed(control: Control, event: Event) -> None:

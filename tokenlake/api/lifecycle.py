@@ -1,4 +1,4 @@
-"""What the trainer's side decides about groups and rollouts: register, freeze, seal, fail, give up.
+"""How attempts and groups end: freeze, seal, fail, give up.
 
 Each command checks the state, makes the event durable, then folds it; repeating a command with the same arguments
 repeats its answer, with others it is a conflict. Commands of one group run one after the other.
@@ -10,24 +10,24 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 from tokenlake.api.control import Control
-from tokenlake.api.ledger import Ledger, now_us
-from tokenlake.api.receipts import receipt_of
+from tokenlake.api.ledger import Ledger
+from tokenlake.api.receipts import manifest_of, placeholder_of, receipt_of
+from tokenlake.api.registration import GroupLocks
 from tokenlake.api.rollouts import Attempt, Group, Rollout
 from tokenlake.api.settings import Settings
 from tokenlake.api.terminal import Terminal, find_terminal
 from tokenlake.errors import Conflict, InvalidInput, NotFound
-from tokenlake.ids import rollout_id as make_rollout_id
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.fingerprint import json_digest
 
 __all__ = ["Lifecycle"]
 
+Stored = Callable[[Attempt], Awaitable[list[dict[str, Any]]]]
+"""Reads the manifest of an attempt from the lake."""
 Ended = Callable[[str], None]
 """Told the group of a rollout that just ended."""
 
@@ -35,74 +35,15 @@ Ended = Callable[[str], None]
 class Lifecycle:
     """Commands over `Control`; `ended` is called when a group may be due."""
 
-    def __init__(self, control: Control, ledger: Ledger, settings: Settings, ended: Ended) -> None:
+    def __init__(
+        self, control: Control, ledger: Ledger, settings: Settings, locks: GroupLocks, *, stored: Stored, ended: Ended
+    ) -> None:
         self._control = control
         self._ledger = ledger
         self._settings = settings
+        self._locks = locks
+        self._stored = stored
         self._ended = ended
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def _lock(self, group_id: str) -> AbstractAsyncContextManager[None]:
-        lock = self._locks.get(group_id)
-        if lock is None:
-            lock = self._locks[group_id] = asyncio.Lock()
-        return lock
-
-    async def register_group(
-        self,
-        group_id: str,
-        *,
-        n: int,
-        deadline_s: float | None,
-        purpose: str,
-        meta: dict[str, Any],
-        idempotency_key: str | None,
-    ) -> tuple[Group, bool]:
-        """The group, and whether it is new; raises `Conflict` when it exists and this is not the same request."""
-        request = json_digest({"n": n, "deadline_s": deadline_s, "purpose": purpose, "meta": meta})
-        key = None if idempotency_key is None else key_digest(group_id, 0, idempotency_key)
-        async with self._lock(group_id):
-            known = self._control.groups.get(group_id)
-            if known is not None:
-                if key is not None and known.created_by == (key, request):
-                    return known, False
-                raise Conflict(f"group {group_id} exists", group_id=group_id)
-            if deadline_s is None:
-                deadline_s = self._control.policy.get("group_deadline_s")
-            events: list[dict[str, Any]] = [
-                {
-                    "event_type": "group_registered",
-                    "group_id": group_id,
-                    "n": n,
-                    "deadline_at": None if deadline_s is None else now_us() + int(deadline_s * 1e6),
-                    "purpose": purpose,
-                    "weight_version": self._control.weight_version,
-                    "request_digest": None if key is None else request,
-                    "idempotency_digest": key,
-                    "detail": json.dumps(meta, sort_keys=True) if meta else None,
-                }
-            ]
-            events += [_registered(group_id, make_rollout_id(group_id, index), 0) for index in range(n)]
-            await self._ledger.append(*events)
-            return self._control.groups[group_id], True
-
-    async def register_attempt(
-        self, rollout_id: str, number: int, *, idempotency_key: str | None = None
-    ) -> tuple[Attempt, bool]:
-        """A new attempt, which closes the older ones; raises `Conflict` when it exists or is not the next."""
-        group_id = split_rollout_id(rollout_id)[0]
-        key = None if idempotency_key is None else key_digest(rollout_id, number, idempotency_key)
-        async with self._lock(group_id):
-            rollout = self._rollout(rollout_id)
-            self._open_group(group_id)
-            known = rollout.attempts.get(number)
-            if known is not None and key is not None and known.created_by == key:
-                return known, False
-            following = max(rollout.attempts) + 1
-            if number != following:
-                raise Conflict(f"attempt {number} of {rollout_id} is not the next one: {following}", next=following)
-            await self._ledger.append({**_registered(group_id, rollout_id, number), "idempotency_digest": key})
-            return rollout.attempts[number], True
 
     async def freeze(
         self,
@@ -113,7 +54,7 @@ class Lifecycle:
         terminal_response_id: str | None = None,
     ) -> Attempt:
         """No further calls; raises `Conflict` while one is in flight or when the terminal is not one."""
-        async with self._lock(split_rollout_id(rollout_id)[0]):
+        async with self._locks.of(split_rollout_id(rollout_id)[0]):
             found = self._current(rollout_id, attempt)
             named = terminal_call_id is not None or terminal_response_id is not None
             terminal = (
@@ -163,12 +104,12 @@ class Lifecycle:
             raise InvalidInput("reward must be a finite number", field="reward")
         request = json_digest([reward, terminal_call_id, terminal_response_id, scored_text, boundary_id]).hex()
         group_id = split_rollout_id(rollout_id)[0]
-        async with self._lock(group_id):
+        async with self._locks.of(group_id):
             found = self._current(rollout_id, attempt)
             if found.state == "sealed" and found.end is not None:
                 if found.end.get("request") != request:
                     raise Conflict(f"{rollout_id} was sealed with other arguments")
-                return found.end["receipt"]
+                return receipt_of(found, await self.manifest(found))
             self._check_boundary(found, boundary_id)
             if found.state != "frozen":
                 self._must_be_open(found)
@@ -176,11 +117,16 @@ class Lifecycle:
             found.closing = True
             try:
                 landed = await self._wait_for_calls(found)
-                if found.end is not None:
+                if found.end is not None or found.released:
                     raise Conflict(f"{rollout_id} was ended meanwhile")
                 terminal = self._terminal(found, terminal_call_id, terminal_response_id, scored_text)
-                receipt = receipt_of(found, terminal, reward, incomplete=not landed)
-                detail = {"request": request, "receipt": receipt}
+                detail = {
+                    "request": request,
+                    "terminal": terminal.call_id,
+                    "calls": found.committed,
+                    "poisoned": found.poison is not None,
+                    "placeholder": placeholder_of(found, terminal, incomplete=not landed),
+                }
                 await self._ledger.append(
                     *found.unsaved,
                     {
@@ -194,15 +140,20 @@ class Lifecycle:
                     },
                 )
                 found.unsaved.clear()
+                receipt = receipt_of(found, manifest_of(found))
             finally:
                 found.closing = False
         self._ended(group_id)
         return receipt
 
+    async def manifest(self, attempt: Attempt) -> list[dict[str, Any]]:
+        """The calls of an attempt, from the lake once its group is published."""
+        return await self._stored(attempt) if attempt.released else manifest_of(attempt)
+
     async def fail(self, rollout_id: str, *, reason: str, attempt: int | None, retry: bool) -> Attempt:
         """End an attempt without a reward; idempotent."""
         group_id = split_rollout_id(rollout_id)[0]
-        async with self._lock(group_id):
+        async with self._locks.of(group_id):
             found = self._current(rollout_id, attempt)
             gives_up = found.retry and not retry
             if found.state == "failed" and found.end is not None and not gives_up:
@@ -213,19 +164,20 @@ class Lifecycle:
                 raise Conflict(f"{rollout_id} is sealed")
             self._open_group(group_id)
             await self._ledger.append(
+                *found.unsaved,
                 {
                     **_names(found),
                     "event_type": "rollout_failed",
                     "reason": reason,
                     "detail": json.dumps({"retry": True}) if retry else None,
-                }
+                },
             )
         self._ended(group_id)
         return found
 
     async def abort_group(self, group_id: str) -> Group:
         """Give a group up: it will never be published; idempotent."""
-        async with self._lock(group_id):
+        async with self._locks.of(group_id):
             group = self.group(group_id)
             if group.state == "published":
                 raise Conflict(f"group {group_id} is published", group_id=group_id)
@@ -303,23 +255,9 @@ class Lifecycle:
         return find_terminal(attempt, call_id=attempt.boundary_terminal, scored_text=scored_text)
 
 
-def key_digest(scope: str, attempt: int, key: str) -> bytes:
-    """What is kept of an idempotency key."""
-    return json_digest([scope, attempt, key])
-
-
 def _names(attempt: Attempt) -> dict[str, Any]:
     return {
         "group_id": split_rollout_id(attempt.rollout_id)[0],
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
-    }
-
-
-def _registered(group_id: str, rollout_id: str, attempt: int) -> dict[str, Any]:
-    return {
-        "event_type": "rollout_registered",
-        "group_id": group_id,
-        "rollout_id": rollout_id,
-        "attempt": attempt,
     }

@@ -11,10 +11,12 @@ import logging
 import time
 from collections.abc import Iterable
 
+from tokenlake import sql
 from tokenlake.api.control import Control
 from tokenlake.api.ledger import now_us
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.metrics import Metrics
+from tokenlake.api.queries import fetch
 from tokenlake.api.rollouts import Group
 from tokenlake.api.settings import Settings
 from tokenlake.errors import Conflict, NotFound, TokenlakeError
@@ -79,14 +81,21 @@ class Publisher:
             if not names:
                 return []
             for name in names:
-                self._close(self._control.groups[name])
+                self._close(self._control.groups[name], closing=True)
             began = time.monotonic()
-            done = await asyncio.to_thread(publish_due, self._lake, groups=names, force_deadline=force_deadline)
+            try:
+                done = await asyncio.to_thread(publish_due, self._lake, groups=names, force_deadline=force_deadline)
+            finally:
+                for name in names:
+                    self._close(self._control.groups[name], closing=False)
             self._metrics.finalize.observe(time.monotonic() - began)
             for group in done:
-                self._count(group)
+                rollouts = self._control.groups[group.group_id].rollouts.values()
+                self._metrics.expired.inc(sum(not rollout.current.ended for rollout in rollouts))
                 kind = "group_published" if group.dropped is None else "group_dropped"
                 self._control.apply({"event_type": kind, "group_id": group.group_id})
+            for group in done:
+                await self._count(group)
             return done
 
     async def publish_now(self, group_id: str) -> PublishedGroup:
@@ -104,16 +113,20 @@ class Publisher:
             return False
         return group.due or (group.deadline_at is not None and group.deadline_at <= now_us())
 
-    def _close(self, group: Group) -> None:
-        """Nothing is admitted any more; counts what nobody ended."""
+    @staticmethod
+    def _close(group: Group, *, closing: bool) -> None:
+        """Nothing is admitted while a group is being published."""
         for rollout in group.rollouts.values():
-            attempt = rollout.current
-            attempt.closing = True
-            self._metrics.expired.inc(not attempt.ended)
+            rollout.current.closing = closing
 
-    def _count(self, group: PublishedGroup) -> None:
+    async def _count(self, group: PublishedGroup) -> None:
         if group.dropped is not None:
             return
+        text, name = sql.read("reads/published_group"), group.group_id
+        for row in (await asyncio.to_thread(fetch, self._lake, text, [name], groups=[name])).to_pylist():
+            oldest, newest = row["group_min_wv"], row["group_max_wv"]
+            if oldest is not None and newest is not None:
+                self._metrics.spread.set(newest - oldest)
         self._metrics.rows.labels("true", "").inc(group.valid)
         for reason, count in group.reasons.items():
             self._metrics.rows.labels("false", reason).inc(count)

@@ -25,11 +25,11 @@ __all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "bounded_query", "fetch"
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 
-def fetch(lake: OwnedLake, text: str, params: Sequence[Any]) -> pa.Table:
-    """The result of one of our own queries."""
-    con = lake.connect()
+def fetch(lake: OwnedLake, text: str, params: Sequence[Any], *, groups: Sequence[str] | None = None) -> pa.Table:
+    """The result of one of our own queries, over the whole lake or over some groups only."""
+    con = lake.connect(groups=groups)
     try:
-        return con.execute(text, list(params)).to_arrow_table()
+        return con.sql(text, params=list(params)).to_arrow_table()
     finally:
         con.close()
 
@@ -47,7 +47,8 @@ def bounded_query(lake: OwnedLake, text: str, params: Sequence[Any], settings: S
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise QueryError("give one SELECT statement: this route only reads")
         timer.start()
-        reader = con.execute(statements[0], list(params)).to_arrow_reader(settings.sql_max_rows + 1)
+        relation: Any = con.sql(text, params=list(params) or None)
+        reader = relation.to_arrow_reader(settings.sql_max_rows + 1)
         batches: list[pa.RecordBatch] = []
         rows = 0
         for batch in reader:

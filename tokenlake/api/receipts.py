@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Rollout
 from tokenlake.api.terminal import Terminal
 from tokenlake.store.schema import PLACEHOLDER_REASONS
 
-__all__ = ["failure_reason", "group_state", "receipt_of", "rollout_state"]
+__all__ = ["entry_of", "failure_reason", "group_state", "manifest_of", "placeholder_of", "receipt_of", "rollout_state"]
+
+_ENTRY = (
+    "call_id",
+    "parent_call_id",
+    "prev_len",
+    "delta_len",
+    "cum_len",
+    "weight_version",
+    "weight_version_end",
+    "mode",
+)
 
 
-def receipt_of(attempt: Attempt, terminal: Terminal, reward: float, *, incomplete: bool) -> dict[str, Any]:
-    """The receipt of a seal."""
-    poison = attempt.poison
-    reason = failure_reason(poison) if poison else "incomplete" if incomplete else terminal.reason
+def receipt_of(attempt: Attempt, manifest: list[dict[str, Any]]) -> dict[str, Any]:
+    """The receipt of a sealed attempt, from what its seal wrote down."""
+    end = attempt.end or {}
     return {
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
-        "reward": reward,
-        "terminal_call_id": terminal.call_id,
-        "terminal_selection": terminal.selection,
-        "manifest": [_entry(call) for call in attempt.calls.values()],
-        "poisoned": poison is not None,
-        "reason": reason,
+        "reward": end["reward"],
+        "terminal_call_id": end["terminal"],
+        "terminal_selection": end["terminal_selection"],
+        "manifest": manifest[: end["calls"]],
+        "poisoned": end["poisoned"],
+        "reason": end["placeholder"],
     }
+
+
+def placeholder_of(attempt: Attempt, terminal: Terminal, *, incomplete: bool) -> str | None:
+    """Why the row of an attempt that is being sealed will be a placeholder, as far as the gate knows."""
+    poison = attempt.poison
+    return failure_reason(poison) if poison else "incomplete" if incomplete else terminal.reason
+
+
+def manifest_of(attempt: Attempt) -> list[dict[str, Any]]:
+    """The committed calls of an attempt that still has them."""
+    return [_entry(call) for call in attempt.calls.values()]
+
+
+def entry_of(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest entry of a `call_committed` event."""
+    return {**{name: event.get(name) for name in _ENTRY}, "digest": event["digest"].hex()}
 
 
 def failure_reason(failure: Failure) -> str:
@@ -32,13 +59,12 @@ def failure_reason(failure: Failure) -> str:
     return failure.reason if failure.reason in PLACEHOLDER_REASONS else "capture_failed"
 
 
-def rollout_state(rollout: Rollout, group: Group) -> dict[str, Any]:
-    """State of a rollout's current attempt."""
+def rollout_state(
+    rollout: Rollout, group: Group, manifest: list[dict[str, Any]], judged: dict[str, Any] | None
+) -> dict[str, Any]:
+    """State of a rollout's current attempt; `judged` is the views' verdict on one that has ended."""
     attempt = rollout.current
-    poison = attempt.poison
-    reason = failure_reason(poison) if poison else None
-    if reason is None and attempt.end is not None:
-        reason = attempt.end.get("reason")
+    verdict = judged or {"verdict": "open", "reason": None}
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": group.group_id,
@@ -53,12 +79,12 @@ def rollout_state(rollout: Rollout, group: Group) -> dict[str, Any]:
             {"call_id": failure.call_id, "reason": failure.reason, "answered": failure.answered}
             for failure in attempt.failures
         ],
-        "overflowed_calls": len(attempt.overflows),
-        "verdict": "placeholder" if reason else "valid" if attempt.state == "sealed" else "open",
-        "reason": reason,
+        "verdict": verdict["verdict"],
+        "reason": verdict["reason"],
         "reward": None if attempt.end is None else attempt.end.get("reward"),
+        "terminal_call_id": None if attempt.end is None else attempt.end.get("terminal"),
         "boundary_id": attempt.boundary_id,
-        "manifest": [_entry(call) for call in attempt.calls.values()],
+        "manifest": manifest,
     }
 
 

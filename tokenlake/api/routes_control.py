@@ -11,11 +11,11 @@ from starlette.responses import JSONResponse
 
 from tokenlake.api.auth import Credential, bearer
 from tokenlake.api.own_route import OwnRoute, service_of
-from tokenlake.api.receipts import group_state, rollout_state
+from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
 from tokenlake.api.wire import FailBody, FreezeBody, GroupBody, SealBody, VersionBody, WorkerBody, read_model
-from tokenlake.errors import Forbidden, InvalidInput, NotFound
+from tokenlake.errors import Forbidden, InvalidInput
 from tokenlake.ids import check_group_id, check_rollout_id
 
 __all__ = ["router"]
@@ -56,7 +56,7 @@ async def put_group(request: Request, group_id: str) -> JSONResponse:
     service = service_of(request)
     check_group_id(group_id)
     body = await read_model(request, GroupBody, service.settings.max_body_bytes)
-    group, new = await service.lifecycle.register_group(
+    group, new = await service.registrar.register_group(
         group_id,
         n=body.n,
         deadline_s=body.deadline_s,
@@ -75,7 +75,7 @@ async def put_attempt(request: Request, rollout_id: str, number: str) -> JSONRes
     service = service_of(request)
     if not (number.isascii() and number.isdigit() and len(number) < 8):
         raise InvalidInput("attempt must be a whole number", field="attempt")
-    attempt, new = await service.lifecycle.register_attempt(
+    attempt, new = await service.registrar.register_attempt(
         check_rollout_id(rollout_id), int(number), idempotency_key=request.headers.get("idempotency-key")
     )
     return JSONResponse(_registration(request, service, rollout_id, attempt.attempt), 201 if new else 200)
@@ -147,11 +147,7 @@ async def fail(request: Request, rollout_id: str) -> JSONResponse:
 async def get_rollout(request: Request, rollout_id: str) -> JSONResponse:
     """State of a rollout; no tokens."""
     credential(request, check_rollout_id(rollout_id))
-    control = service_of(request).control
-    rollout = control.rollout(rollout_id)
-    if rollout is None:
-        raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id)
-    return JSONResponse(rollout_state(rollout, control.group_of(rollout_id)))
+    return JSONResponse(await service_of(request).rollout(rollout_id))
 
 
 @router.post("/groups/{group_id}/publish")

@@ -47,9 +47,9 @@ async def _published(service: Service, group: Group) -> dict[str, Any] | None:
     """What publishing the group came to, from the lake."""
     if group.state != "published":
         return None
-    table = await asyncio.to_thread(fetch, service.lake, sql.read("reads/published_group"), [group.group_id])
-    rows = table.to_pylist()
-    return rows[0] if rows else None
+    text, name = sql.read("reads/published_group"), group.group_id
+    table = await asyncio.to_thread(fetch, service.lake, text, [name], groups=[name])
+    return next(iter(table.to_pylist()), None)
 
 
 @router.get("/groups")

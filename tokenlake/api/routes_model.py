@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from tokenlake.api.auth import bearer
 from tokenlake.api.chat import Answer
 from tokenlake.api.flight import Flight
-from tokenlake.api.lifecycle import key_digest
 from tokenlake.api.own_route import service_of
+from tokenlake.api.registration import key_digest
 from tokenlake.api.service import Service
 from tokenlake.api.wire import read_json
 from tokenlake.errors import InvalidInput, NotFound, Unauthorized

@@ -18,10 +18,15 @@ from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.prompter import Prompter
 from tokenlake.api.publisher import Publisher
+from tokenlake.api.queries import fetch
+from tokenlake.api.receipts import entry_of, rollout_state
 from tokenlake.api.recorder import Recorder
+from tokenlake.api.registration import GroupLocks, Registrar
+from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Environment, Settings, read_environment
-from tokenlake.errors import Conflict, EngineFailed
+from tokenlake.errors import Conflict, EngineFailed, NotFound
 from tokenlake.finalize.publish import set_policy
+from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.engine import Engine
 from tokenlake.ingest.messages import ChatReader
@@ -61,7 +66,11 @@ class Service:
         self.control.policy = set_policy(lake, policy or {})
         self.ledger = Ledger(lake.lineage, self.control)
         self.publisher = Publisher(lake, self.control, self.metrics, self.settings)
-        self.lifecycle = Lifecycle(self.control, self.ledger, self.settings, self.publisher.ended)
+        locks = GroupLocks()
+        self.registrar = Registrar(self.control, self.ledger, locks)
+        self.lifecycle = Lifecycle(
+            self.control, self.ledger, self.settings, locks, stored=self._manifest, ended=self.publisher.ended
+        )
         self.publisher.lifecycle = self.lifecycle
         self.chat = ChatDialect(
             ChatReader(strip=self.settings.strip, unfold=self.settings.reasoning == "fold"), self.settings.reasoning
@@ -144,7 +153,28 @@ class Service:
         }
         return [embedded, *({"worker_id": name, **worker} for name, worker in self.control.workers.items())]
 
+    async def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """State of a rollout, with the views' verdict once it has ended; raises `NotFound`."""
+        rollout = self.control.rollout(rollout_id)
+        if rollout is None:
+            raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id)
+        group, judged = self.control.group_of(rollout_id), None
+        if rollout.current.ended:
+            text = sql.read("reads/inspect_rollout")
+            params = [rollout_id, group.group_id]
+            table = await asyncio.to_thread(fetch, self.lake, text, params, groups=[group.group_id])
+            judged = next(iter(table.select(["verdict", "reason"]).to_pylist()), None)
+        return rollout_state(rollout, group, await self.lifecycle.manifest(rollout.current), judged)
+
+    async def _manifest(self, attempt: Attempt) -> list[dict[str, Any]]:
+        events = await asyncio.to_thread(self._events, attempt.rollout_id)
+        return [
+            entry_of(event)
+            for event in events
+            if event["event_type"] == "call_committed" and event["attempt"] == attempt.attempt
+        ]
+
     def _events(self, rollout_id: str) -> list[dict[str, Any]]:
         """Lineage events of a rollout; for a thread."""
-        found = self.lake.sql(sql.read("reads/rollout_events"), [rollout_id])
-        return found.to_arrow_table().to_pylist()
+        text = sql.read("reads/rollout_events")
+        return fetch(self.lake, text, [rollout_id], groups=[split_rollout_id(rollout_id)[0]]).to_pylist()

@@ -20,52 +20,59 @@ __all__ = ["Environment", "Settings", "read_environment"]
 Reasoning = Literal["field", "fold"]
 
 
-def _setting(default: Any, *, owner: str, unit: str, sentence: str) -> Any:
-    return field(default=default, metadata={"owner": owner, "unit": unit, "sentence": sentence})
+def _about(owner: str, unit: str, sentence: str) -> dict[str, str]:
+    return {"owner": owner, "unit": unit, "sentence": sentence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How one service runs."""
 
-    max_body_bytes: int = _setting(
-        33_554_432, owner="app", unit="bytes", sentence="A request body beyond this is refused with 413."
+    max_body_bytes: int = field(
+        default=33_554_432, metadata=_about("app", "bytes", "A request body beyond this is refused with 413.")
     )
-    call_deadline_s: float = _setting(
-        600.0, owner="gate", unit="seconds", sentence="A longer model call is aborted and answered with 504."
+    call_deadline_s: float = field(
+        default=600.0, metadata=_about("gate", "seconds", "A longer model call is aborted and answered with 504.")
     )
-    control_deadline_s: float = _setting(
-        30.0, owner="app", unit="seconds", sentence="An own route that takes longer is answered with 504."
+    control_deadline_s: float = field(
+        default=30.0, metadata=_about("app", "seconds", "An own route that takes longer is answered with 504.")
     )
-    seal_wait_s: float = _setting(
-        10.0, owner="control", unit="seconds", sentence="How long a seal waits for calls in flight before `incomplete`."
+    seal_wait_s: float = field(
+        default=10.0,
+        metadata=_about("control", "seconds", "How long a seal waits for calls in flight before `incomplete`."),
     )
-    rollout_ttl_s: float = _setting(
-        3600.0, owner="control", unit="seconds", sentence="An attempt this long without a call fails as never sealed."
+    rollout_ttl_s: float = field(
+        default=3600.0,
+        metadata=_about("control", "seconds", "An attempt this long without a call fails as never sealed."),
     )
-    tick_s: float = _setting(
-        1.0, owner="service", unit="seconds", sentence="How often deadlines and times to live are looked at."
+    tick_s: float = field(
+        default=1.0, metadata=_about("service", "seconds", "How often deadlines and times to live are looked at.")
     )
-    prefix_cache_bytes: int = _setting(
-        67_108_864, owner="gate", unit="bytes", sentence="Memory for parents' exact ids; what is evicted is read again."
+    prefix_cache_bytes: int = field(
+        default=67_108_864,
+        metadata=_about("gate", "bytes", "Memory for parents' exact ids; what is evicted is read again."),
     )
-    answer_cache: int = _setting(
-        1024, owner="gate", unit="answers", sentence="Answers kept in memory for retries; older ones are read again."
+    answer_cache: int = field(
+        default=1024,
+        metadata=_about("gate", "answers", "Answers kept in memory for retries; older ones are read again."),
     )
-    strip_patterns: tuple[str, ...] = _setting(
-        (), owner="gate", unit="regular expressions", sentence="Removed from system text before hashing and rendering."
+    strip_patterns: tuple[str, ...] = field(
+        default=(),
+        metadata=_about("gate", "regular expressions", "Removed from system text before hashing and rendering."),
     )
-    reasoning: Reasoning = _setting(
-        "field", owner="gate", unit="word", sentence="Serve reasoning as a `field` or `fold` it into content."
+    reasoning: Reasoning = field(
+        default="field", metadata=_about("gate", "word", "Serve reasoning as a `field` or `fold` it into content.")
     )
-    sql_timeout_s: float = _setting(
-        10.0, owner="sql", unit="seconds", sentence="A query of `POST /api/v1/sql` that runs longer is interrupted."
+    sql_timeout_s: float = field(
+        default=10.0,
+        metadata=_about("sql", "seconds", "A query of `POST /api/v1/sql` that runs longer is interrupted."),
     )
-    sql_max_rows: int = _setting(
-        10_000, owner="sql", unit="rows", sentence="A query answers at most this many rows and says when it had more."
+    sql_max_rows: int = field(
+        default=10_000,
+        metadata=_about("sql", "rows", "A query answers at most this many rows and says when it had more."),
     )
-    page_rows: int = _setting(
-        256, owner="rows", unit="rows or groups", sentence="Most entries of one page, whole groups aside."
+    page_rows: int = field(
+        default=256, metadata=_about("rows", "rows or groups", "Most entries of one page, whole groups aside.")
     )
 
     def __post_init__(self) -> None:

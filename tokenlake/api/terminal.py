@@ -1,9 +1,9 @@
 """The terminal call of an attempt: the one whose answer was scored, by evidence and never by time.
 
 Witnesses in order: a declared call, the response id of the scored answer, its content. They may only confirm each
-other; witnesses that disagree, or evidence that fits two different token sequences, attribute nothing. Without a witness the
-only leaf is the terminal, where abandoned retries (childless, while a call with the same parent and the same prompt was
-continued) and answers that no client waited for do not count.
+other; witnesses that disagree, or evidence that fits two different token sequences, attribute nothing. Without a
+witness it is the only leaf. Abandoned retries (childless, while a call with the same parent and the same prompt was continued)
+and answers that no client waited for are no leaves.
 """
 
 from __future__ import annotations

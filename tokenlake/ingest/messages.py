@@ -64,8 +64,8 @@ class ChatReader:
     """Reads OpenAI chat-completions messages.
 
     `strip` are patterns removed from system and developer text before anything sees it, so that a nonce or date neither
-    breaks a match nor reaches the model. `unfold` says that this service serves reasoning folded into content: only then
-    a leading `<think>` block of an assistant turn is read as its reasoning.
+    breaks a match nor reaches the model. `unfold` says that this service serves reasoning folded into content; without
+    it a leading `<think>` block of an assistant turn is content like any other.
     """
 
     def __init__(self, *, strip: Sequence[re.Pattern[str]] = (), unfold: bool = False) -> None:

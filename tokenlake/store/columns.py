@@ -6,7 +6,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -116,7 +116,7 @@ def _tail(tail: Tail, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         bits = _bits(values, counts)
         valid = pa.array(bits, pa.bool_()).buffers()[1]
         missing = total - sum(bits)
-    inner = cast("pa.ListType[Any]", kind).value_type
+    inner = kind.value_type
     elements = pa.Array.from_buffers(inner, total, [valid, pa.py_buffer(b"".join(pieces))], missing)
     # DuckDB takes 64-bit offsets as well: no chunk of any size overflows.
     large = total > _MAX_OFFSET

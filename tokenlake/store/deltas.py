@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from functools import partial
 from pathlib import Path
+
+import pyarrow as pa
 
 from tokenlake.errors import ConfigError, Conflict, NotFound, StorageFailed, TokenlakeError, TooLarge
 from tokenlake.store.commit import GroupCommit, Ticket
@@ -16,7 +19,7 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import SegmentMaps
-from tokenlake.store.records import delta_at, delta_keys
+from tokenlake.store.records import DeltaKey, delta_at, delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import DELTA
 from tokenlake.store.segment import (
@@ -94,9 +97,7 @@ class DeltaWriter:
         recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
         self._places: dict[int, tuple[int, int, int, int]] = {}
         self._load(directory)
-        self._segments = SegmentWriter(
-            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements
-        )
+        self._segments = SegmentWriter(directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements)
         self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
         self._closed = False
 
@@ -157,9 +158,8 @@ class DeltaWriter:
             if mapped is None or mapped.schema is None:
                 continue
             view, schema = mapped.view, mapped.schema
-            found = walk(
-                view, mapped.first, len(view), DELTA_LAYOUT.prefix, lambda a, b, v=view, s=schema: delta_keys(v, a, b, s)
-            )
+            read = partial(_keys, view, schema)
+            found = walk(view, mapped.first, len(view), DELTA_LAYOUT.prefix, read)
             for offset, meta, body, keys in found.found:
                 for row, key in enumerate(keys):
                     self._places[hash(key[:3])] = (segment, offset, meta + body, row)
@@ -196,7 +196,8 @@ class DeltaWriter:
             ticket.error = _conflict(delta)
             return True
         kept = self.read(place)
-        if any(_raw(getattr(kept, name)) != _raw(getattr(delta, name)) for name in ("token_ids", "token_mask", "logprobs")):
+        arrays = ("token_ids", "token_mask", "logprobs")
+        if any(_raw(getattr(kept, name)) != _raw(getattr(delta, name)) for name in arrays):
             return False
         ticket.result = place
         return True
@@ -211,6 +212,10 @@ class DeltaWriter:
             known = (*outcome, len(message), 0)
             self._places[key] = known
             ticket.result = self._place(known)
+
+
+def _keys(view: memoryview, schema: pa.Schema, start: int, end: int) -> list[DeltaKey] | None:
+    return delta_keys(view, start, end, schema)
 
 
 def _raw(data: bytes | bytearray | memoryview | None) -> bytes | None:

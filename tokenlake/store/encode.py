@@ -104,7 +104,7 @@ def event_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_event(event: Mapping[str, Any]) -> bytes:
-    """The IPC message of one lineage event: times as microseconds. Raises `InvalidInput` for a value that does not fit."""
+    """The IPC message of one lineage event, times in microseconds. Raises `InvalidInput` for what does not fit."""
     get = event.get
     try:
         values = [

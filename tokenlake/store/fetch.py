@@ -1,7 +1,7 @@
 """The functions behind the relations `deltas` and `rows`: from places to records, read from the bytes each time.
 
-`tl_has_delta` and `tl_has_row` say whether a place holds a readable record of the key that the index says; `tl_delta` and
-`tl_row` give it, or NULL. Nothing is remembered between queries: damage on disk changes what the views say. A query
+`tl_has_delta` and `tl_has_row` say whether a place holds a readable record of the key that the index says; `tl_delta`
+and `tl_row` give it, or NULL. Nothing is remembered between queries: damage on disk changes what the views say. A query
 asks for the same vector twice, first whether the records are there and then for them, so a thread keeps what it decoded
 last for that moment.
 """
@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
+from duckdb import sqltypes
+from duckdb.func import ARROW, SPECIAL
 
 from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.encode import DELTA_LAYOUT
@@ -33,7 +35,7 @@ _HEAD = [leaf.name for leaf in DELTA_LAYOUT.leaves if leaf.kind != Kind.STRUCT]
 _ROLLOUT, _ATTEMPT, _CALL = (_HEAD.index(name) for name in ("rollout_id", "attempt", "call_id"))
 _DELTA_KEY = ("rollout_id", "attempt", "call_id")
 _ROW_KEY = ("sample_id", "segment_index")
-_INT, _LONG, _TEXT = duckdb.sqltypes.INTEGER, duckdb.sqltypes.BIGINT, duckdb.sqltypes.VARCHAR
+_INT, _LONG, _TEXT = sqltypes.INTEGER, sqltypes.BIGINT, sqltypes.VARCHAR
 _PLACE = {"segment": _INT, "byte_offset": _LONG, "byte_length": _INT, "batch_row": _INT}
 _DELTA_ARGUMENTS = {"writer": _TEXT, **_PLACE, "rollout_id": _TEXT, "attempt": _INT, "call_id": _TEXT}
 _ROW_ARGUMENTS = {**_PLACE, "sample_id": _TEXT, "segment_index": _INT}
@@ -41,6 +43,7 @@ _MOMENT = 1.0
 """Seconds that a thread keeps what it decoded last."""
 
 _MAX_KEPT = 128
+_ABSENT, _BY_HAND = 0, 1
 
 _Place = tuple[Any, ...]
 _Found = Decoded | tuple[pa.RecordBatch, int] | None
@@ -57,7 +60,7 @@ class Fetcher:
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
         """Make the four functions known to a database; its cursors have them too."""
-        boolean = duckdb.sqltypes.BOOLEAN
+        boolean = sqltypes.BOOLEAN
         _add(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
         _add(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
         delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
@@ -128,12 +131,12 @@ class Fetcher:
     ) -> _Found:
         """A row of a batch that pyarrow reads; a batch is read once for each call."""
         offset, length, row = place[-len(names) - 3 : -len(names)]
-        at = (id(mapped), offset)
+        at = place[: -len(names) - 2]
         if at not in batches:
             read = read_batch(mapped.view[offset : offset + length], mapped.schema or schema)
             batch = None if read is None else conform(read, schema)
-            keys = [] if batch is None else zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-            batches[at] = (batch, list(keys))
+            columns = [] if batch is None else [batch.column(name).to_pylist() for name in names]
+            batches[at] = (batch, list(zip(*columns, strict=True)))
         batch, keys = batches[at]
         return (batch, row) if 0 <= row < len(keys) and keys[row] == place[-len(names) :] else None
 
@@ -160,27 +163,26 @@ def _add(
     # DuckDB counts the parameters of the callable.
     kind = inspect.Parameter.POSITIONAL_ONLY
     vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
-    con.create_function(name, vector, list(parameters.values()), returns, type="arrow", null_handling="special")
+    con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)
 
 
 def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
     """STRUCTs in the order of `found`, NULL where there is no record."""
     kind = pa.struct([pa.field(f.name, f.type) for f in schema])
     pieces: list[pa.Array] = []
-    for _, run in groupby(range(len(found)), key=lambda i: _group(found[i])):
-        rows = list(run)
-        first = found[rows[0]]
-        if first is None:
+    for which, run in groupby(found, key=_group):
+        rows = cast("list[Any]", list(run))
+        if which == _ABSENT:
             pieces.append(pa.nulls(len(rows), kind))
-        elif len(first) == 3:
-            for columns, n in readable_columns(DELTA_LAYOUT, [found[i] for i in rows]):
+        elif which == _BY_HAND:
+            for columns, n in readable_columns(DELTA_LAYOUT, rows):
                 if columns is None:
                     pieces.append(pa.nulls(n, kind))
                     continue
                 fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
                 pieces.append(pa.StructArray.from_arrays(columns, fields=fields))
         else:
-            taken = first[0].take(pa.array([found[i][1] for i in rows], pa.int32()))
+            taken = rows[0][0].take(pa.array([row for _, row in rows], pa.int32()))
             pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind)))
     if not pieces:
         return pa.chunked_array([], type=kind)
@@ -189,6 +191,7 @@ def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
 
 
 def _group(found: _Found) -> int:
+    """What can be assembled together: absent records, those decoded by hand, those of one batch."""
     if found is None:
-        return 0
-    return 1 if len(found) == 3 else id(found[0])
+        return _ABSENT
+    return _BY_HAND if len(found) == 3 else id(found[0])

@@ -19,7 +19,6 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter, read_place
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
-from tokenlake.store.index import Index
 from tokenlake.store.index_file import open_index, remove_index
 from tokenlake.store.lineage import LineageLog
 from tokenlake.store.lock import DirectoryLock, check_process
@@ -92,9 +91,7 @@ class OwnedLake:
         segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
     ) -> Self:
         """As the constructor."""
-        return cls(
-            path, create=create, segment_max_bytes=segment_max_bytes, segment_max_elements=segment_max_elements
-        )
+        return cls(path, create=create, segment_max_bytes=segment_max_bytes, segment_max_elements=segment_max_elements)
 
     # ---------------------------------------------------------------- writing
 
@@ -136,9 +133,7 @@ class OwnedLake:
         if row is None:
             return None
         writer_name, segment, offset, length, batch_row, digest = row
-        place = Place(
-            writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row
-        )
+        place = Place(writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row)
         return place, digest
 
     def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:

@@ -1,11 +1,11 @@
 """One-row Arrow record batches, encoded and decoded by hand.
 
-Building a record batch of one call through pyarrow costs three times its write and sync. The layout of a one-row batch is
-nearly constant, so it is computed once for each *shape* (which columns are NULL, how long the texts are) and kept: an
-encode is then one `struct.pack` and a patched copy of the metadata. A schema is split in two: the *head* (fixed-width
-columns, short texts, small nested lists) belongs to the shape, the *tail* (long texts, the token arrays) is patched for
-every record. What is written is plain Arrow: pyarrow reads it back, and any batch that is not of a known shape is
-refused by `decode`, so that the caller lets pyarrow read it.
+Building a record batch of one call through pyarrow costs three times its write and sync. The layout of a one-row batch
+is nearly constant, so it is computed once for each *shape* (which columns are NULL, how long the texts are) and kept:
+an encode is then one `struct.pack` and a patched copy of the metadata. A schema is split in two: the *head*
+(fixed-width columns, short texts, small nested lists) belongs to the shape, the *tail* (long texts, the token arrays)
+is patched for every record. What is written is plain Arrow: pyarrow reads it back, and any batch that is not of a known
+shape is refused by `decode`, so that the caller lets pyarrow read it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ __all__ = ["Layout", "Tail"]
 _Buffer = bytes | bytearray | memoryview
 _PAD = tuple(bytes(-n % 8) for n in range(8))
 _flags = struct.Struct("<B7xii").pack
+_OFFSETS = struct.Struct("<ii")
 _MAX_SHAPES = 4096
 _MAX_BODY = 1 << 31
 _WIDTHS = {pa.int32(): 4, pa.uint8(): 1, pa.float32(): 4}
@@ -88,8 +89,8 @@ class Layout:
     def encode(self, values: Sequence[Any], tails: Sequence[Any]) -> bytes:
         """One whole IPC message.
 
-        `values`: one for each leaf: a number, 32 bytes, raw UTF-8, None for NULL; for nested leaves (count, cause bytes,
-        body bytes) as `nested` makes it. `tails`: raw bytes or None for texts, (raw, NULL positions) or None for lists.
+        `values`: one for each leaf: a number, 32 bytes, raw UTF-8, None for NULL; for nested leaves (count, bytes of
+        texts, body bytes). `tails`: raw bytes or None for texts, (raw, NULL positions) or None for lists.
         """
         args: list[Any] = []
         key: list[Any] = []
@@ -142,7 +143,7 @@ class Layout:
         """(shape, one raw value for each leaf but structs, tails) of the message at `start`, or None.
 
         None means: not a whole one-row batch that `encode` could have written. NULL leaves come as zero or `b""`
-        (`Shape.nulls` tells), texts as bytes. A tail is None, or a `memoryview`; for lists (view, validity view or None).
+        (`Shape.nulls` tells), texts as bytes. A tail is None, or a `memoryview`, or for lists (view, validity or None).
         """
         body = start + self.meta_size
         if body > end:
@@ -172,9 +173,9 @@ class Layout:
             data_at, size = numbers[at + 4 : at + 6] if tail.width == 0 else numbers[at + 6 : at + 8]
             if offsets_at != valid_at + 8 or offsets_at + 8 > length or data_at + size > length:
                 return None
-            present = view[valid_at]
+            present = cast("int", view[valid_at])
             count = size // (tail.width or 1)
-            if view[offsets_at : offsets_at + 8] != struct.pack("<ii", 0, count) or present > 1:
+            if _OFFSETS.unpack_from(view, offsets_at) != (0, count) or present > 1:
                 return None
             if tail.width == 0:
                 tails.append(view[data_at : data_at + size] if present else None)
@@ -214,9 +215,7 @@ def _between(cuts: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
     return [*kept, (at, end)]
 
 
-def _put_tail(
-    width: int, value: Any, position: int, parts: list[_Buffer], nodes: list[int], buffers: list[int]
-) -> int:
+def _put_tail(width: int, value: Any, position: int, parts: list[_Buffer], nodes: list[int], buffers: list[int]) -> int:
     """Append one tail's buffers; returns the position after them."""
     if value is None:
         parts.append(_flags(0, 0, 0))

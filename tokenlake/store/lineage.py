@@ -108,7 +108,8 @@ def lineage_loss(root: Path) -> list[str]:
 class LineageLog:
     """Appends events under `LAKE/lineage/<writer>/`. Thread-safe; used only in the process that made it.
 
-    Raises `LakeLocked` while another process writes under the same name, `DamagedLake` for a log shorter than its anchor.
+    Raises `LakeLocked` while another process writes under the same name, `DamagedLake` for a log shorter than its
+    anchor.
     """
 
     def __init__(self, root: Path, writer: str, *, segment_max_bytes: int = SEGMENT_MAX_BYTES) -> None:

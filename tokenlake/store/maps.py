@@ -38,18 +38,20 @@ class SegmentMaps:
     """Maps by path below a lake. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
-        self._root = str(root)
+        self._root = root
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, Mapped] = OrderedDict()
 
     def get(self, name: str, upto: int | None = None) -> Mapped | None:
-        """The map of the file `name` (relative to the lake), of its whole present length when `upto` is None or beyond
-        what is mapped. None: there is no such file, or it is empty."""
+        """The map of the file `name` (relative to the lake); None: there is no such file, or it is empty.
+
+        It has the file's whole present length when `upto` is None or beyond what is mapped.
+        """
         with self._lock:
             known = self._maps.get(name)
-            path = f"{self._root}/{name}"
+            path = self._root / name
             try:
-                now = os.stat(path)
+                now = path.stat()
             except FileNotFoundError:
                 return known
             if known is not None:
@@ -81,7 +83,7 @@ def _within(upto: int | None, size: int) -> bool:
     return upto is not None and upto <= size
 
 
-def _map(path: str, known: Mapped | None) -> Mapped | None:
+def _map(path: Path, known: Mapped | None) -> Mapped | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

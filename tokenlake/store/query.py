@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 
@@ -20,6 +20,8 @@ def run_query(
         relation = con.sql(query, params=params)
     except duckdb.Error as error:
         raise QueryError(f"the query cannot run: {error}") from error
-    if relation is None:
+    # The stubs do not say so, but a statement without a result gives None.
+    found = cast("duckdb.DuckDBPyRelation | None", relation)
+    if found is None:
         raise QueryError("the statement gives no rows: a lake is read with SELECT")
-    return relation
+    return found

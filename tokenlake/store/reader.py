@@ -1,7 +1,7 @@
 """The reader's side of a lake: any number of processes, beside a running owner, without its index file.
 
-A `Lake` builds its own in-memory index from the Arrow files and refreshes it by what was appended. Every query runs on a
-cursor of its own, so threads may share one `Lake`.
+A `Lake` builds its own in-memory index from the Arrow files and refreshes it by what was appended. Every query runs on
+a cursor of its own, so threads may share one `Lake`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 
@@ -41,7 +41,7 @@ class Lake:
     def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection of the caller's own, with all relations, views and functions; closing it is theirs too.
 
-        With `groups` the relations hold only these groups and what belongs to none: asking for one group costs one group.
+        With `groups` the relations hold only these groups and what belongs to none: one group costs one group.
         """
         return self._index().cursor(groups)
 
@@ -76,7 +76,7 @@ class Lake:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (str(self.path),))
 
-    def __enter__(self) -> Lake:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

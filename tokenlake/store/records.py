@@ -1,4 +1,4 @@
-"""Delta records read back: by hand where our writer wrote them, through pyarrow where compaction or another hand did."""
+"""Records read back: by hand where our writer wrote them, through pyarrow where compaction or another hand did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.shape import Kind
 from tokenlake.store.walk import read_batch
 
-__all__ = ["DeltaKey", "conform", "delta_at", "delta_keys", "event_rows", "logprob_nulls", "row_keys", "segments_of", "spans_of"]
+__all__ = [
+    "DeltaKey",
+    "conform",
+    "delta_at",
+    "delta_keys",
+    "event_rows",
+    "logprob_nulls",
+    "row_keys",
+    "segments_of",
+    "spans_of",
+]
 
 DeltaKey = tuple[str, int, str, bytes, int]
 """rollout_id, attempt, call_id, digest, staged_at of a record."""
@@ -77,7 +87,7 @@ def delta_at(view: memoryview, start: int, end: int, row: int, schema: pa.Schema
             return None
         return _from_batch(conform(batch, DELTA).slice(row, 1))
     shape, raw, tails = decoded
-    values = [None if null else value for value, null in zip(raw, shape.nulls, strict=True)]
+    values: list[Any] = [None if null else value for value, null in zip(raw, shape.nulls, strict=True)]
     try:
         texts = [value.decode() if value is not None else None for value in values[14:21]]
         extras = None if tails[0] is None else bytes(tails[0]).decode()
@@ -155,14 +165,14 @@ def _from_batch(batch: pa.RecordBatch) -> Delta | None:
         if name == "staged_at":
             column = column.cast(pa.int64())
         record[name] = None if name in ("token_ids", "token_mask", "logprobs") else column[0].as_py()
-    sampling = record["sampling"] or {}
+    sampling: dict[str, Any] = record["sampling"] or {}
     spans, segments = record["weight_version_spans"], record["generation_segments"]
     logprobs = batch.column("logprobs")
     values = logprobs.flatten()
     record["token_ids"] = _raw(batch.column("token_ids"), 4)
     record["token_mask"] = _raw(batch.column("token_mask"), 1)
     record["logprobs"] = _raw(logprobs, 4)
-    record["logprob_nulls"] = tuple(i for i, v in enumerate(values.is_null().to_pylist()) if v) if values.null_count else ()
+    record["logprob_nulls"] = tuple(i for i, null in enumerate(values.is_null().to_pylist()) if null)
     record["sampling"] = tuple(sampling.get(n) for n in ("temperature", "top_p", "top_k", "logprob_mode"))
     record["weight_version_spans"] = None if spans is None else tuple(tuple(span.values()) for span in spans)
     record["generation_segments"] = None if segments is None else tuple(tuple(part.values()) for part in segments)

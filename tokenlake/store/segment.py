@@ -17,7 +17,15 @@ from tokenlake.errors import StorageFailed
 from tokenlake.store.footer import Block, Footer
 from tokenlake.store.walk import HEAD
 
-__all__ = ["SEGMENT_MAX_BYTES", "SEGMENT_MAX_ELEMENTS", "Message", "SegmentWriter", "segment_numbers", "sync_directory", "write_all"]
+__all__ = [
+    "SEGMENT_MAX_BYTES",
+    "SEGMENT_MAX_ELEMENTS",
+    "Message",
+    "SegmentWriter",
+    "segment_numbers",
+    "sync_directory",
+    "write_all",
+]
 
 SEGMENT_MAX_BYTES = 256 << 20
 SEGMENT_MAX_ELEMENTS = 2**31 - 1
@@ -40,7 +48,8 @@ def sync_directory(path: Path) -> None:
 def segment_numbers(directory: Path) -> list[int]:
     """The numbers of the segments in a directory, ascending."""
     try:
-        names = os.listdir(directory)
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
     except FileNotFoundError:
         return []
     return sorted(int(name[:-6]) for name in names if name.endswith(".arrow") and name[:-6].isdigit())

@@ -6,19 +6,20 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+from duckdb import sqltypes
 
 __all__ = ["sql_type"]
 
-_TYPES = {
-    pa.int32(): duckdb.sqltypes.INTEGER,
-    pa.int64(): duckdb.sqltypes.BIGINT,
-    pa.uint8(): duckdb.sqltypes.UTINYINT,
-    pa.float32(): duckdb.sqltypes.FLOAT,
-    pa.float64(): duckdb.sqltypes.DOUBLE,
-    pa.bool_(): duckdb.sqltypes.BOOLEAN,
-    pa.string(): duckdb.sqltypes.VARCHAR,
-    pa.binary(32): duckdb.sqltypes.BLOB,
-    pa.timestamp("us", tz="UTC"): duckdb.sqltypes.TIMESTAMP_TZ,
+_TYPES: dict[pa.DataType, Any] = {
+    pa.int32(): sqltypes.INTEGER,
+    pa.int64(): sqltypes.BIGINT,
+    pa.uint8(): sqltypes.UTINYINT,
+    pa.float32(): sqltypes.FLOAT,
+    pa.float64(): sqltypes.DOUBLE,
+    pa.bool_(): sqltypes.BOOLEAN,
+    pa.string(): sqltypes.VARCHAR,
+    pa.binary(32): sqltypes.BLOB,
+    pa.timestamp("us", tz="UTC"): sqltypes.TIMESTAMP_TZ,
 }
 
 

@@ -94,9 +94,7 @@ def walk(
     return out
 
 
-def _search(
-    view: memoryview, start: int, end: int, prefix: bytes, read: Callable[[int, int], T | None]
-) -> int | None:
+def _search(view: memoryview, start: int, end: int, prefix: bytes, read: Callable[[int, int], T | None]) -> int | None:
     """The next readable message that starts like ours, on an 8-byte boundary."""
     rest = bytes(view[start:end])
     at = rest.find(prefix)

@@ -1,7 +1,7 @@
 -- what: every check of every committed call. `ok` is never NULL; `reason` is what a placeholder row says when a call of
 --   its chain fails the check, NULL for a passed check and for one that no row fails for. A notice is worth knowing and
 --   no fault; `retired` says that retention removed the record, which leaves nothing to train on
--- grain: call x check
+-- grain: call x check (of each record, should a call have more than one)
 -- reads: verified_calls
 CREATE OR REPLACE VIEW call_checks AS
 WITH listed AS (

@@ -1,5 +1,5 @@
 -- what: whether a committed call is sound, and the first fault if not. Notices do not count
--- grain: call
+-- grain: call (a row for each record, should it have more than one)
 -- reads: verified_calls
 CREATE OR REPLACE VIEW call_verdicts AS
 SELECT

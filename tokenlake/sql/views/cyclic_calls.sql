@@ -1,6 +1,6 @@
 -- what: calls whose parent links lead into a cycle. A call in or behind one has no depth, so only those are looked at
 -- grain: call
--- reads: committed_calls
+-- reads: committed_calls, walk_path
 CREATE OR REPLACE VIEW cyclic_calls AS
 WITH folded AS (
     SELECT
@@ -16,14 +16,14 @@ WITH folded AS (
 named AS (
     SELECT
         *,
-        list_transform(tree, lambda call: call.call_id) AS call_ids
+        list_transform(tree, LAMBDA call: call.call_id) AS call_ids
     FROM folded
 ),
 
 linked AS (
     SELECT
         *,
-        list_transform(tree, lambda call: list_position(call_ids, call.parent_call_id)) AS parents,
+        list_transform(tree, LAMBDA call: list_position(call_ids, call.parent_call_id)) AS parents,
         generate_subscripts(call_ids, 1) AS number
     FROM named
 )
@@ -34,4 +34,4 @@ SELECT DISTINCT
     attempt,
     call_ids[number] AS call_id
 FROM linked
-WHERE list_reduce(tree, lambda met, step: parents[met], number) IS NOT NULL;
+WHERE parents[walk_path(parents, number)[1]] IS NOT NULL;

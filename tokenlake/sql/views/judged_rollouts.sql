@@ -85,7 +85,7 @@ ordered AS (
         *,
         CASE
             WHEN len(positions) = turns THEN list_grade_up(positions)
-            ELSE list_transform(range(turns), lambda place: list_position(positions, place::INTEGER))
+            ELSE list_transform(range(turns), LAMBDA place: list_position(positions, place::INTEGER))
         END AS places
     FROM folded
 ),

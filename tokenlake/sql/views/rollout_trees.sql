@@ -4,7 +4,7 @@
 --   of the attempt change nothing. `path`: numbers in `call_ids`, root first; it ends at a call that is missing or met
 --   before (a cycle), which `call_checks` names
 -- grain: rollout
--- reads: attempts, committed_calls
+-- reads: attempts, committed_calls, walk_path
 CREATE OR REPLACE VIEW rollout_trees AS
 WITH folded AS (
     SELECT
@@ -74,16 +74,23 @@ WITH folded AS (
 named AS (
     SELECT
         *,
-        list_transform(tree, lambda call: call.call_id) AS call_ids,
-        list_filter(overflows, lambda overflow: overflow.call_id = declared)[1] AS overflow
+        list_transform(tree, LAMBDA call: call.call_id) AS call_ids,
+        list_filter(overflows, LAMBDA overflow: overflow.call_id = declared)[1] AS overflow
     FROM folded
 ),
 
 linked AS (
     SELECT
         *,
-        list_transform(tree, lambda call: list_position(call_ids, call.parent_call_id)) AS parents
+        list_transform(tree, LAMBDA call: list_position(call_ids, call.parent_call_id)) AS parents
     FROM named
+),
+
+continued AS (
+    SELECT
+        *,
+        list_transform(list_distinct(parents), LAMBDA parent: tree[parent].prompt) AS continued
+    FROM linked
 ),
 
 ended AS (
@@ -92,15 +99,12 @@ ended AS (
         CASE
             WHEN wanted AND declared IS NULL
                 THEN
-                    list_filter(
-                        tree,
-                        lambda call, number: NOT list_contains(parents, number)
-                        AND NOT list_contains(
-                            list_transform(list_distinct(parents), lambda parent: tree[parent].prompt), call.prompt
-                        )
-                    )
+                    [
+                        call FOR call, number IN tree
+                        IF NOT list_contains(parents, number) AND NOT list_contains(continued, call.prompt)
+                    ]
         END AS leaves
-    FROM linked
+    FROM continued
 ),
 
 resolved AS (
@@ -112,7 +116,7 @@ resolved AS (
                 WHEN NOT wanted THEN NULL
                 WHEN overflow IS NOT NULL THEN overflow.parent_call_id
                 WHEN declared IS NOT NULL THEN declared
-                WHEN len(list_distinct(list_transform(leaves, lambda call: call.chain_hash))) = 1
+                WHEN len(list_distinct(list_transform(leaves, LAMBDA call: call.chain_hash))) = 1
                     THEN list_min(leaves).call_id
             END
         ) AS terminal_number
@@ -142,7 +146,7 @@ SELECT
             OR (
                 declared IS NULL
                 AND len(
-                    list_filter(overflows, lambda cut: cut.parent_call_id = call_ids[terminal_number])
+                    list_filter(overflows, LAMBDA cut: cut.parent_call_id = call_ids[terminal_number])
                 ) > 0
             )
         ),
@@ -158,21 +162,17 @@ SELECT
     CASE
         WHEN terminal_number IS NOT NULL
             THEN
-                list_reduce(
-                    tree,
-                    lambda path, step: CASE
-                        WHEN parents[path[1]] IS NULL OR list_contains(path, parents[path[1]]) THEN path
-                        ELSE list_prepend(parents[path[1]], path)
-                    END,
-                    [terminal_number]
-                )
+                walk_path(parents, terminal_number)
     END AS path,
     CASE
         WHEN terminal_number IS NULL
             THEN [
-                list_min(list_filter(tree, lambda call: call.parent_call_id IS NULL)).call_id,
+                list_min(list_filter(tree, LAMBDA call: call.parent_call_id IS NULL)).call_id,
                 list_min(
-                    list_filter(tree, lambda call, number: call.parent_call_id IS NOT NULL AND parents[number] IS NULL)
+                    [
+                        call FOR call, number IN tree
+                        IF call.parent_call_id IS NOT NULL AND parents[number] IS NULL
+                    ]
                 ).call_id
             ]
     END AS root_and_orphan

@@ -1,6 +1,6 @@
 -- what: every committed call with its delta, and the outcome of every check. A check that has nothing to look at passes:
 --   the absence is a finding of its own. `reason`: the first fault in a fixed order; NULL when the call is sound
--- grain: call
+-- grain: call (a row for each record, should it have more than one)
 -- reads: committed_calls, deltas, group_of, delta_copies, foreign_parents, cyclic_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls AS
 WITH joined AS (
@@ -70,25 +70,28 @@ WITH joined AS (
             deltas.logprobs
         ) AS digest_equal,
         deltas.chain_hash = tl_chain_hash(parents.chain_hash, deltas.token_ids) AS chain_hash_equal,
-        calls.digest IS NOT DISTINCT FROM deltas.digest
-        AND calls.chain_hash IS NOT DISTINCT FROM deltas.chain_hash
-        AND calls.extras_digest IS NOT DISTINCT FROM deltas.extras_digest
-        AND calls.parent_call_id IS NOT DISTINCT FROM deltas.parent_call_id
-        AND calls.root_call_id IS NOT DISTINCT FROM deltas.root_call_id
-        AND calls.depth IS NOT DISTINCT FROM deltas.depth
-        AND calls.mode IS NOT DISTINCT FROM deltas.mode
-        AND calls.finish_reason IS NOT DISTINCT FROM deltas.finish_reason
-        AND calls.prev_len IS NOT DISTINCT FROM deltas.prev_len
-        AND calls.cum_len IS NOT DISTINCT FROM deltas.cum_len
-        AND calls.temperature IS NOT DISTINCT FROM deltas.sampling.temperature
-        AND calls.top_p IS NOT DISTINCT FROM deltas.sampling.top_p
-        AND calls.top_k IS NOT DISTINCT FROM deltas.sampling.top_k
-        AND calls.logprob_mode IS NOT DISTINCT FROM deltas.sampling.logprob_mode
-        AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
-        AND (deltas.token_mask IS NULL OR calls.sampled_tokens IS NOT DISTINCT FROM list_sum(deltas.token_mask))
-            AS lineage_equal,
-        calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
-        AND calls.weight_version_end IS NOT DISTINCT FROM deltas.weight_version_end AS weight_version_equal
+        (
+            calls.digest IS NOT DISTINCT FROM deltas.digest
+            AND calls.chain_hash IS NOT DISTINCT FROM deltas.chain_hash
+            AND calls.extras_digest IS NOT DISTINCT FROM deltas.extras_digest
+            AND calls.parent_call_id IS NOT DISTINCT FROM deltas.parent_call_id
+            AND calls.root_call_id IS NOT DISTINCT FROM deltas.root_call_id
+            AND calls.depth IS NOT DISTINCT FROM deltas.depth
+            AND calls.mode IS NOT DISTINCT FROM deltas.mode
+            AND calls.finish_reason IS NOT DISTINCT FROM deltas.finish_reason
+            AND calls.prev_len IS NOT DISTINCT FROM deltas.prev_len
+            AND calls.cum_len IS NOT DISTINCT FROM deltas.cum_len
+            AND calls.temperature IS NOT DISTINCT FROM deltas.sampling.temperature
+            AND calls.top_p IS NOT DISTINCT FROM deltas.sampling.top_p
+            AND calls.top_k IS NOT DISTINCT FROM deltas.sampling.top_k
+            AND calls.logprob_mode IS NOT DISTINCT FROM deltas.sampling.logprob_mode
+            AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
+            AND (deltas.token_mask IS NULL OR calls.sampled_tokens IS NOT DISTINCT FROM coalesce(list_sum(deltas.token_mask), 0))
+        ) AS lineage_equal,
+        (
+            calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
+            AND calls.weight_version_end IS NOT DISTINCT FROM deltas.weight_version_end
+        ) AS weight_version_equal
     FROM committed_calls AS calls
     LEFT JOIN deltas
         ON

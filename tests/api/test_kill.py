@@ -1,0 +1,85 @@
+"""SIGKILL of the service in the middle of open rollouts: nothing acknowledged is lost, and they go on exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import tokenlake
+from tokenlake.api.cli import main
+from tokenlake.api.client import Client
+from tokenlake.ingest.tiny.tasks import CALCULATOR_TOOL, FOLLOW_UPS, SYSTEM_PROMPT
+
+TOKEN = "a-control-token-for-this-test"
+OPENING = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 3 + 4?"}]
+
+
+class Served:
+    """`tokenlake serve` as a process of its own."""
+
+    def __init__(self, lake: Path, state: Path) -> None:
+        self._command = [sys.executable, "-m", "tokenlake.api.cli", "serve", "--lake", str(lake), "--port", "0"]
+        self._environment = os.environ | {"TOKENLAKE_TOKEN": TOKEN, "XDG_STATE_HOME": str(state)}
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, env=self._environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.url = line.rsplit(" ", 1)[-1].strip()
+        assert self.url.startswith("http://"), line
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+def ask(sdk: openai.OpenAI, messages: list[Any], **more: Any) -> dict[str, Any]:
+    completion = sdk.chat.completions.create(
+        model="tiny", messages=messages, tools=[CALCULATOR_TOOL], max_tokens=48, **more
+    )
+    return {"id": completion.id, **completion.choices[0].message.model_dump(exclude_none=True)}
+
+
+@pytest.mark.slow
+def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefixes(tmp_path: Path) -> None:
+    served = Served(tmp_path / "lake", tmp_path / "state")
+    try:
+        with Client(served.url, TOKEN) as control:
+            group = control.register_group("g", 3, idempotency_key="once")
+        echoes: list[list[Any]] = []
+        for slot in group["rollouts"]:
+            sdk = openai.OpenAI(base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"])
+            echoes.append([*OPENING, ask(sdk, OPENING)])
+        served.kill()
+        served.start()
+        with Client(served.url, TOKEN) as control:
+            again = control.register_group("g", 3, idempotency_key="once")
+            assert [s["data_capability"] for s in again["rollouts"]] == [s["data_capability"] for s in group["rollouts"]]
+            for slot, echo in zip(again["rollouts"], echoes, strict=True):
+                sdk = openai.OpenAI(
+                    base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"]
+                )
+                answer = {key: value for key, value in echo[-1].items() if key != "id"}
+                results = [
+                    {"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in answer.get("tool_calls", [])
+                ]
+                last = ask(sdk, [*OPENING, answer, *results, {"role": "user", "content": FOLLOW_UPS[2]}])
+                receipt = control.seal(slot["rollout_id"], reward=1.0, terminal_response_id=last["id"])
+                assert receipt["poisoned"] is False
+                assert [call["mode"] for call in receipt["manifest"]] == ["text", "token_in"]
+            control.publish("g")
+    finally:
+        served.kill()
+    lake = tokenlake.open(tmp_path / "lake")
+    assert lake.sql("SELECT count(*), sum(sample_mask) FROM ready_rows").fetchall() == [(3, 3)]
+    assert lake.sql("SELECT DISTINCT len(call_ids) FROM ready_rows").fetchall() == [(2,)]
+    lake.close()
+    assert main(["audit", "--lake", str(tmp_path / "lake")]) == 0

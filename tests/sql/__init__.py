@@ -1,0 +1,1 @@
+"""The SQL layer: case folders, and what holds for all views."""

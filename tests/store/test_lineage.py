@@ -1,0 +1,168 @@
+"""The lineage log: chained, atomic, durable, and never silently short."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+
+from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed
+from tokenlake.store.digest import ZERO_HASH, event_hash
+from tokenlake.store.encode import encode_event
+from tokenlake.store.format import create_lake
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lineage import LineageLog, lineage_loss
+from tokenlake.store.reader import Lake
+from tokenlake.store.schema import LINEAGE
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    create_lake(tmp_path / "lake")
+    return tmp_path / "lake"
+
+
+def segment(root: Path, number: int = 0) -> Path:
+    return root / "lineage" / "gate" / f"{number:06d}.arrow"
+
+
+def test_events_are_chained_and_come_back(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    first = log.append("policy_set", detail="{}", reason=None)
+    more = log.append_many([{"event_type": "group_registered", "group_id": f"g{i}", "n": 4} for i in range(3)])
+    assert (first["event_seq"], first["prev_hash"], "reason" in first) == (0, ZERO_HASH, False)
+    assert [event["event_seq"] for event in more] == [1, 2, 3]
+    events = list(log.events())
+    assert events == [first, *more]
+    log.close()
+    last = ZERO_HASH
+    for event in events:
+        assert event["prev_hash"] == last
+        last = event_hash(last, {k: v for k, v in event.items() if k not in ("prev_hash", "event_hash")})
+        assert event["event_hash"] == last
+    assert [event["at"] for event in events] == sorted({event["at"] for event in events})
+    again = LineageLog(root, "gate")
+    assert again.append("policy_set")["prev_hash"] == last
+    again.close()
+    assert lineage_loss(root) == []
+    with ipc.open_file(segment(root)) as file:
+        assert file.schema.equals(LINEAGE)
+        assert file.read_all().num_rows == 4
+
+
+def test_a_refused_event_keeps_nothing_and_harms_nobody(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    for bad in ({"nonsense": 1}, {"attempt": 2**40}, {"attempt": "x"}, {"group_id": 5}):
+        with pytest.raises(InvalidInput):
+            log.append("policy_set", **bad)
+        with pytest.raises(InvalidInput):
+            log.append_many([{"event_type": "policy_set"}, {"event_type": "policy_set", **bad}])
+    assert log.append("policy_set")["event_seq"] == 0
+    log.close()
+    assert lineage_loss(root) == []
+
+
+def test_threads_append_one_unbroken_chain(root: Path) -> None:
+    log = LineageLog(root, "gate")
+
+    def work(k: int) -> None:
+        for i in range(10):
+            log.append("call_failed", call_id=f"t{k}c{i}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert lineage_loss(root) == []
+    assert len({event["call_id"] for event in LineageLog(root, "gate").events()}) == 160
+
+
+def test_a_failed_sync_breaks_no_chain(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="1")
+    real = os.fdatasync
+
+    def broken(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(StorageFailed):
+        log.append("policy_set", detail="2")
+    monkeypatch.setattr(os, "fdatasync", real)
+    assert log.append("policy_set", detail="3")["event_seq"] == 1
+    log.close()
+
+
+def test_a_log_cut_at_a_batch_boundary_is_loss(root: Path) -> None:
+    """B24, the silent kind: a shorter log reads clean, its anchor tells."""
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="1")
+    size = segment(root).stat().st_size
+    log.append("policy_set", detail="2")
+    log.close()
+    data = segment(root).read_bytes()
+    segment(root).write_bytes(data[:size])
+    assert lineage_loss(root) == ["lineage/gate ends at event 0, but event 1 was anchored"]
+    with Lake(root) as lake:
+        assert lake.sql("SELECT kind, place FROM lake_findings").fetchall() == [("lineage_lost", "lineage/gate")]
+    with pytest.raises(DamagedLake):
+        OwnedLake.open(root)
+    segment(root).write_bytes(data)
+    with OwnedLake.open(root) as owned:
+        assert owned.sql("SELECT count(*) FROM lineage").fetchall() == [(2,)]
+
+
+def test_an_anchor_of_another_log_is_loss(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="1")
+    log.close()
+    head = root / "lineage/gate/head.json"
+    head.write_text(json.dumps({**json.loads(head.read_text()), "event_hash": "00" * 32}))
+    assert lineage_loss(root) == ["lineage/gate: event 0 is not the one that was anchored"]
+    head.write_text("not json")
+    with Lake(root) as lake:
+        assert lake.sql("SELECT kind FROM lake_findings").fetchall() == [("lineage_lost",)]
+
+
+def test_a_missing_segment_is_a_broken_chain(root: Path) -> None:
+    log = LineageLog(root, "gate", segment_max_bytes=1)
+    for i in range(3):
+        log.append("policy_set", detail=str(i))
+    log.close()
+    segment(root, 1).unlink()
+    assert lineage_loss(root) == ["lineage/gate: event 2 does not follow 0"]
+    with Lake(root) as lake:
+        assert lake.sql("SELECT kind, detail FROM lake_findings").fetchall() == [
+            ("lineage_broken", "event 2 does not follow event 0")
+        ]
+
+
+def test_an_event_of_a_newer_schema_is_refused_by_name(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    event = log.append("policy_set")
+    log.close()
+    data = segment(root).read_bytes()
+    message = encode_event(event)
+    at = data.index(message)
+    segment(root).write_bytes(data[:at] + encode_event({**event, "schema_version": 2}) + data[at + len(message) :])
+    with pytest.raises(FormatError, match="schema 2"):
+        Lake(root)
+    with pytest.raises(FormatError, match="schema 2"):
+        list(LineageLog(root, "gate").events())
+
+
+def test_a_segment_of_an_older_schema_reads_with_nulls(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    event = log.append("policy_set", detail="{}")
+    log.close()
+    older = LINEAGE.remove(LINEAGE.get_field_index("prompt_digest"))
+    columns = {name: [event.get(name)] for name in older.names}
+    with ipc.new_file(segment(root), older) as file:
+        file.write_batch(pa.RecordBatch.from_pydict(columns, schema=older))
+    with Lake(root) as lake:
+        assert lake.sql("SELECT detail, prompt_digest FROM lineage").fetchall() == [("{}", None)]

@@ -1,0 +1,201 @@
+"""What a lake's files hold that its index does not know yet.
+
+Segments are read from where the last intake ended. One that is gone, or became shorter than what was read of it, is
+taken out of the index first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from tokenlake.errors import FormatError
+from tokenlake.store.columns import Decoded, readable_columns
+from tokenlake.store.encode import DELTA_LAYOUT, EVENT_LAYOUT
+from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.records import conform, delta_keys, row_keys
+from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
+from tokenlake.store.segment import segment_numbers
+from tokenlake.store.walk import Walk, read_batch, walk
+
+__all__ = ["Change", "Scanned", "Segment", "segment_path", "take_in"]
+
+Segment = tuple[str, str, int]
+"""Folder, writer (empty for rows) and number."""
+Scanned = dict[Segment, tuple[int, bool]]
+"""How many bytes of each segment were read, and whether it ended there."""
+
+_VERSION = LINEAGE.get_field_index("schema_version")
+_CONTINUATION = b"\xff\xff\xff\xff"
+
+
+@dataclass(slots=True)
+class Change:
+    """What one intake found."""
+
+    events: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
+    """Lineage events with the writer and segment they were read from."""
+    places: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """(writer, segment, byte_offset, byte_length, batch_row, *key) of each delta."""
+    rows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """The same of each training row."""
+    damaged: list[tuple[Segment, str]] = field(default_factory=list[tuple[Segment, str]])
+    gone: set[Segment] = field(default_factory=set[Segment])
+    scanned: Scanned = field(default_factory=dict[Segment, tuple[int, bool]])
+    stamps: dict[str, int] = field(default_factory=dict[str, int])
+    """When each lineage anchor was written."""
+    anchors: list[dict[str, Any]] | None = None
+    """The anchored heads, when one of them changed."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write down."""
+        return not (self.scanned or self.gone or self.damaged or self.anchors is not None)
+
+
+def segment_path(segment: Segment) -> str:
+    """Path below the lake."""
+    kind, writer, number = segment
+    return f"{kind}/{writer}/{number:06d}.arrow" if writer else f"{kind}/{number:06d}.arrow"
+
+
+def take_in(
+    root: Path, maps: SegmentMaps, known: Scanned, stamps: dict[str, int], skip: frozenset[str] = frozenset()
+) -> Change:
+    """Read what is new, lineage first: what an event names is on disk before the event.
+
+    `stamps`: of the anchors that are known. `skip`: delta writers to leave out. Raises `FormatError` for an event of a
+    newer schema.
+    """
+    intake = _Intake(root, maps, known)
+    intake.lineage()
+    intake.anchors(stamps)
+    intake.deltas(skip)
+    intake.rows()
+    return intake.change
+
+
+class _Intake:
+    def __init__(self, root: Path, maps: SegmentMaps, known: Scanned) -> None:
+        self._root = root
+        self._maps = maps
+        self._known = known
+        self.change = Change()
+
+    def lineage(self) -> None:
+        for segment in self._growing("lineage", _folders(self._root / "lineage")):
+            found = self._walk(segment, EVENT_LAYOUT.prefix, _event)
+            for batch in _event_batches([value for *_, value in found.found]):
+                newest = max(batch.column(_VERSION).to_pylist(), default=0)
+                if newest > SCHEMA_VERSION:
+                    raise FormatError(
+                        f"{self._root / segment_path(segment)} holds events of schema {newest}, this Tokenlake reads "
+                        f"up to {SCHEMA_VERSION}: upgrade Tokenlake",
+                        schema_version=newest,
+                    )
+                n = batch.num_rows
+                named = batch.append_column("tl_writer", pa.array([segment[1]] * n, pa.string()))
+                self.change.events.append(named.append_column("tl_segment", pa.array([segment[2]] * n, pa.int32())))
+
+    def anchors(self, known: dict[str, int]) -> None:
+        paths = {writer: self._root / "lineage" / writer / "head.json" for writer in _folders(self._root / "lineage")}
+        stamps = {writer: path.stat().st_mtime_ns for writer, path in paths.items() if path.exists()}
+        self.change.stamps = stamps
+        if stamps != known:
+            self.change.anchors = [{"writer": writer, **_head(paths[writer])} for writer in stamps]
+
+    def deltas(self, skip: frozenset[str]) -> None:
+        writers = [writer for writer in _folders(self._root / "deltas") if writer not in skip]
+        for segment in self._growing("deltas", writers, skip):
+            self.change.places += _placed(segment, self._walk(segment, DELTA_LAYOUT.prefix, _delta))
+
+    def rows(self) -> None:
+        for segment in self._growing("rows", [""]):
+            self.change.rows += _placed(segment, self._walk(segment, _CONTINUATION, _row))
+
+    def _growing(self, kind: str, writers: Iterable[str], skip: frozenset[str] = frozenset()) -> list[Segment]:
+        """The segments of a folder that may hold something new; those that are gone are written down."""
+        folder = self._root / kind
+        present = {(kind, writer, number) for writer in writers for number in segment_numbers(folder / writer)}
+        missing = {s for s in self._known if s[0] == kind and s[1] not in skip and s not in present}
+        self.change.gone |= missing
+        return sorted(s for s in present if not self._known.get(s, (0, False))[1])
+
+    def _walk(self, segment: Segment, prefix: bytes, read: Callable[[Mapped, int, int], Any]) -> Walk[Any]:
+        """The new messages of a segment. One that shrank is read again from its start."""
+        mapped = self._maps.get(segment_path(segment))
+        if mapped is None or mapped.schema is None:
+            return Walk()
+        start, _ = self._known.get(segment, (0, False))
+        size = len(mapped.view)
+        if start > size:
+            self.change.gone.add(segment)
+            start = 0
+        found: Walk[Any] = walk(mapped.view, max(start, mapped.first), size, prefix, partial(read, mapped))
+        if (found.scanned, found.ended) != self._known.get(segment):
+            self.change.scanned[segment] = (found.scanned, found.ended)
+        self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
+        return found
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """An anchor's event; NULLs where the file is not an anchor."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    head = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return {"event_seq": head.get("event_seq"), "event_hash": head.get("event_hash")}
+
+
+def _placed(segment: Segment, found: Walk[Any]) -> Iterable[tuple[Any, ...]]:
+    for offset, meta, body, keys in found.found:
+        for row, key in enumerate(keys):
+            yield (segment[1], segment[2], offset, meta + body, row, *key)
+
+
+def _delta(mapped: Mapped, start: int, end: int) -> Any:
+    return None if mapped.schema is None else delta_keys(mapped.view, start, end, mapped.schema)
+
+
+def _row(mapped: Mapped, start: int, end: int) -> Any:
+    return None if mapped.schema is None else row_keys(mapped.view[start:end], mapped.schema)
+
+
+def _event(mapped: Mapped, start: int, end: int) -> Decoded | pa.RecordBatch | None:
+    decoded = EVENT_LAYOUT.decode(mapped.view, start, end)
+    if decoded is not None:
+        return decoded if decoded[1][0] >= 1 else None
+    batch = None if mapped.schema is None else read_batch(mapped.view[start:end], mapped.schema)
+    if batch is None:
+        return None
+    batch = conform(batch, LINEAGE)
+    whole = all(f.nullable or not column.null_count for f, column in zip(LINEAGE, batch.columns, strict=True))
+    return batch if whole else None
+
+
+def _event_batches(values: Sequence[Any]) -> Iterable[pa.RecordBatch]:
+    """The events in order, those decoded by hand joined into large batches."""
+    for by_hand, run in groupby(values, key=lambda value: isinstance(value, tuple)):
+        if not by_hand:
+            yield from run
+            continue
+        for columns, _ in readable_columns(EVENT_LAYOUT, list(run)):
+            if columns is not None:
+                yield pa.RecordBatch.from_arrays(columns, schema=LINEAGE)
