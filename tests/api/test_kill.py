@@ -56,20 +56,25 @@ def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefi
             group = control.register_group("g", 3, idempotency_key="once")
         echoes: list[list[Any]] = []
         for slot in group["rollouts"]:
-            sdk = openai.OpenAI(base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"])
+            sdk = openai.OpenAI(
+                base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"]
+            )
             echoes.append([*OPENING, ask(sdk, OPENING)])
         served.kill()
         served.start()
         with Client(served.url, TOKEN) as control:
             again = control.register_group("g", 3, idempotency_key="once")
-            assert [s["data_capability"] for s in again["rollouts"]] == [s["data_capability"] for s in group["rollouts"]]
+            assert [s["data_capability"] for s in again["rollouts"]] == [
+                s["data_capability"] for s in group["rollouts"]
+            ]
             for slot, echo in zip(again["rollouts"], echoes, strict=True):
                 sdk = openai.OpenAI(
                     base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"]
                 )
                 answer = {key: value for key, value in echo[-1].items() if key != "id"}
                 results = [
-                    {"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in answer.get("tool_calls", [])
+                    {"role": "tool", "tool_call_id": call["id"], "content": "7"}
+                    for call in answer.get("tool_calls", [])
                 ]
                 last = ask(sdk, [*OPENING, answer, *results, {"role": "user", "content": FOLLOW_UPS[2]}])
                 receipt = control.seal(slot["rollout_id"], reward=1.0, terminal_response_id=last["id"])

@@ -132,11 +132,8 @@ def test_turns_never_run_into_each_other(turns: list[tuple[str, str]]) -> None:
     joined = [{"role": turns[0][0], "content": "".join(text for _, text in turns)}]
     assert (context(*messages) == context(*joined)) == (len(turns) == 1)
     grown = trace(READER.conversation(messages))
-    for cut in range(1, len(messages)):
-        partial = trace(READER.conversation(messages[:cut]))
-        for message in messages[cut:]:
-            partial = partial.then(READER.turn(message))
-        assert (partial.context, partial.fingerprint, partial.turns) == (grown.context, grown.fingerprint, grown.turns)
+    if turns[-1][0] == "assistant" and len(turns) > 1:
+        assert trace(READER.conversation(messages[:-1])).answered(READER.turn(messages[-1])) == grown
 
 
 def test_tool_call_ids_are_linkage() -> None:

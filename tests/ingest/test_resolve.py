@@ -43,7 +43,7 @@ class Agent:
         history = self.history(messages, tools)
         found = self.lineage.resolve(history)
         parent = found.parent
-        after = history.then(READER.turn(answer))
+        after = history.answered(READER.turn(answer))
         node = Node(
             call_id=call_id,
             parent=parent,
@@ -145,7 +145,7 @@ def test_reasoning_may_be_dropped_from_old_turns_alone_and_tells_siblings_apart(
 
 
 def overflow(agent: Agent, call_id: str, parent: Node | None, messages: list[dict[str, Any]]) -> None:
-    after = agent.history(messages).then(READER.turn(said("")))
+    after = agent.history(messages).answered(READER.turn(said("")))
     agent.lineage.overflow(
         call_id,
         parent,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tokenlake.ingest.splice import SpliceFailed, splice
+from tokenlake.ingest.splice import SpliceFailed
+from tokenlake.ingest.splice import splice as splice_ids
 
 Messages = Sequence[dict[str, Any]]
+
+
+def splice(toy: Toy, parent: Sequence[int], messages: Messages, count: int, tools: None) -> Any:
+    """The splice over plain lists."""
+    spliced = splice_ids(toy, array("i", parent), messages, count, tools)
+    assert spliced.prompt_ids[: spliced.carried_from].tolist() == list(parent)
+    return SimpleNamespace(prompt_ids=spliced.prompt_ids.tolist(), carried_from=spliced.carried_from)
 
 
 class Toy:

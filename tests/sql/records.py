@@ -17,7 +17,15 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake.store import functions, views
-from tokenlake.store.digest import ZERO_HASH, ArrayBytes, chain_hash, delta_digest, event_hash, extras_digest, row_digest
+from tokenlake.store.digest import (
+    ZERO_HASH,
+    ArrayBytes,
+    chain_hash,
+    delta_digest,
+    event_hash,
+    extras_digest,
+    row_digest,
+)
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
 
 Record = dict[str, Any]
@@ -153,7 +161,11 @@ def complete_events(given: Sequence[Record], deltas: Sequence[Record]) -> list[R
 
 
 def _micros(value: Any) -> Any:
-    return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) if isinstance(value, datetime) else value
+    return (
+        (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        if isinstance(value, datetime)
+        else value
+    )
 
 
 def _committed(event: Record, deltas: Sequence[Record]) -> Record:

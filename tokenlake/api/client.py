@@ -49,10 +49,10 @@ def _read(response: httpx.Response) -> Any:
 
 
 def _error(response: httpx.Response) -> TokenlakeError:
-    detail: dict[str, Any]
     try:
         error: dict[str, Any] = response.json()["error"]
-        message, detail = error["message"], error.get("detail") or {}
+        message: str = error["message"]
+        detail: dict[str, Any] = error.get("detail") or {}
     except (ValueError, KeyError, TypeError):
         message, detail = response.text[:200], {}
     kind = _ERRORS.get(response.status_code, TokenlakeError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ class Flight:
 class Prompt:
     """What the engine is given."""
 
-    ids: list[int]
+    ids: array[int]
     parent: Node | None
     prefix: bytes
     """The parent's whole sequence as raw int32; empty of a root."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from tokenlake.api.answers import Answers, served_finish
 from tokenlake.api.chat import Answer, ModelRequest
@@ -178,7 +179,7 @@ class Gate:
         self._metrics.overhead.observe(time.monotonic() - flight.started - flight.engine_s)
         return answer
 
-    async def _generate(self, flight: Flight, ids: list[int]) -> Generation:
+    async def _generate(self, flight: Flight, ids: Sequence[int]) -> Generation:
         if flight.gone:
             raise await self._recorder.unanswered(flight, "client_disconnected", EngineFailed("the client went away"))
         flight.phase = "generating"

@@ -36,7 +36,7 @@ class Prompter:
         if parent is not None:
             try:
                 prefix = self._prefixes.get(parent)
-                spliced = splice(self._engine, array("i", prefix).tolist(), messages, parent.turns, tools)
+                spliced = splice(self._engine, array("i", prefix), messages, parent.turns, tools)
                 return Prompt(spliced.prompt_ids, parent, prefix, None)
             except SpliceFailed:
                 cause = "splice_failed"
@@ -44,7 +44,7 @@ class Prompter:
                 self._metrics.digest_failures.inc()
                 cause = "prefix_unavailable"
         try:
-            ids = self._engine.render(messages, tools, add_generation_prompt=True)
+            ids = array("i", self._engine.render(messages, tools, add_generation_prompt=True))
         except ValueError as error:
             why = f"the chat template cannot express this conversation: {error}"
             raise InvalidInput(why, field="messages") from error

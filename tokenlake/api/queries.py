@@ -27,7 +27,7 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 def fetch(lake: OwnedLake, text: str, params: Sequence[Any], *, groups: Sequence[str] | None = None) -> pa.Table:
     """The result of one of our own queries, over the whole lake or over some groups only."""
-    con = lake.connect(groups=groups)
+    con = lake.connect(groups=groups, query=text)
     try:
         return con.sql(text, params=list(params)).to_arrow_table()
     finally:

@@ -129,7 +129,7 @@ class Recorder:
         if call is None:
             return
         try:
-            sequence = array("i", [*prompt.ids, *generation.token_ids]).tobytes()
+            sequence = prompt.ids.tobytes() + array("i", generation.token_ids).tobytes()
         except TypeError:
             # Ids that came as text are read back from the lake when they are needed.
             return
@@ -137,7 +137,7 @@ class Recorder:
         self._metrics.evictions.set(self._prefixes.evictions)
 
     def _event(self, flight: Flight, history: History, prompt: Prompt, answer: Answer) -> dict[str, Any]:
-        after = history.then(flight.dialect.turn(answer))
+        after = history.answered(flight.dialect.turn(answer))
         detail: Mapping[str, Any] = {
             "preamble": after.preamble.hex(),
             "turns": after.turns,

@@ -26,6 +26,8 @@ from tokenlake.store.lake import OwnedLake
 __all__ = ["Running", "embedded", "run"]
 
 _START_S = 60.0
+_KEEP_ALIVE_S = 75
+"""Seconds; longer than clients keep idle connections, so that the service never closes one under a request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +61,13 @@ def _url(listener: socket.socket) -> str:
 
 def _config(service: Service) -> uvicorn.Config:
     # Header names of agents are not logged, and neither are bodies: a capability never reaches a log.
-    return uvicorn.Config(create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+    return uvicorn.Config(
+        create_app(service),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 Witnesses in order: a declared call, the response id of the scored answer, its content. They may only confirm each
 other; witnesses that disagree, or evidence that fits two different token sequences, attribute nothing. Without a
-witness it is the only leaf. Abandoned retries (childless, while a call with the same parent and the same prompt was continued)
+witness it is the only leaf. Abandoned retries (childless, while a call with the same parent and prompt was continued)
 and answers that no client waited for are no leaves.
 """
 

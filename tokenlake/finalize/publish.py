@@ -103,12 +103,13 @@ def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: flo
 
 
 def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
-    con = lake.connect(groups=due)
+    rows, counts = sql.read("reads/rows_to_publish"), sql.read("reads/published_counts")
+    con = lake.connect(groups=due, query=rows + counts)
     try:
-        table = con.sql(sql.read("reads/rows_to_publish"), params=[now, due]).to_arrow_table()
+        table = con.sql(rows, params=[now, due]).to_arrow_table()
         table = table.select(ROW.names).cast(ROW)
         con.register("due_rows", table)
-        verdicts = con.sql(sql.read("reads/published_counts"), params=[due]).to_arrow_table().to_pylist()
+        verdicts = con.sql(counts, params=[due]).to_arrow_table().to_pylist()
     finally:
         con.close()
     results: list[PublishedGroup] = []

@@ -55,10 +55,24 @@ class History:
     linkage: Mapping[str, int]
     """Tool-call id to position among all tool calls."""
 
-    def then(self, turn: Turn) -> History:
-        """The history of one more turn, for example the answer that was served."""
+    def answered(self, turn: Turn) -> History:
+        """The history with the assistant turn that was served."""
         linkage = dict(self.linkage)
-        return _step(self, turn, _turn_digest(turn, linkage), linkage)
+        digest = _turn_digest(turn, linkage)
+        context = _chain(self.context, digest)
+        own = () if turn.reasoning is None else ((self.turns, reasoning_digest(turn.reasoning)),)
+        return replace(
+            self,
+            fingerprint=_chain(self.fingerprint, digest),
+            context=context,
+            turns=self.turns + 1,
+            model_turns=self.model_turns + 1,
+            boundary_context=context,
+            boundary_turns=self.turns + 1,
+            reasoning=self.reasoning + own,
+            marker=turn.marker,
+            linkage=linkage,
+        )
 
 
 def trace(conversation: Conversation) -> History:
@@ -71,48 +85,43 @@ def trace(conversation: Conversation) -> History:
         if turn.role not in ("system", "developer"):
             break
         preamble = _chain(preamble, digest)
-    history = History(
+    context = boundary_context = tools
+    fingerprint = _START
+    boundary_turns = model_turns = 0
+    reasoning: list[tuple[int, bytes]] = []
+    marker: str | None = None
+    for index, (turn, digest) in enumerate(zip(conversation.turns, digests, strict=True)):
+        context = _chain(context, digest)
+        if turn.role == "assistant":
+            fingerprint = _chain(fingerprint, digest)
+            boundary_context, boundary_turns, marker = context, index + 1, turn.marker
+            model_turns += 1
+            if turn.reasoning is not None:
+                reasoning.append((index, reasoning_digest(turn.reasoning)))
+    return History(
         preamble=preamble,
-        fingerprint=_START,
-        context=tools,
-        turns=0,
-        model_turns=0,
-        boundary_context=tools,
-        boundary_turns=0,
-        reasoning=(),
-        marker=None,
-        linkage=linkage,
-    )
-    for turn, digest in zip(conversation.turns, digests, strict=True):
-        history = _step(history, turn, digest, linkage)
-    return history
-
-
-def _step(history: History, turn: Turn, digest: bytes, linkage: Mapping[str, int]) -> History:
-    context = _chain(history.context, digest)
-    turns = history.turns + 1
-    if turn.role != "assistant":
-        return replace(history, context=context, turns=turns, linkage=linkage)
-    reasoning = history.reasoning
-    if turn.reasoning is not None:
-        reasoning += ((turns - 1, reasoning_digest(turn.reasoning)),)
-    return replace(
-        history,
-        fingerprint=_chain(history.fingerprint, digest),
+        fingerprint=fingerprint,
         context=context,
-        turns=turns,
-        model_turns=history.model_turns + 1,
-        boundary_context=context,
-        boundary_turns=turns,
-        reasoning=reasoning,
-        marker=turn.marker,
+        turns=len(digests),
+        model_turns=model_turns,
+        boundary_context=boundary_context,
+        boundary_turns=boundary_turns,
+        reasoning=tuple(reasoning),
+        marker=marker,
         linkage=linkage,
     )
 
 
 def json_digest(value: object) -> bytes:
-    """Digest of a JSON value, independent of key order, spacing and escapes: what makes two requests the same."""
-    return hashlib.sha256(b"tokenlake.json.1" + _canonical(value)).digest()
+    """Digest of a JSON value, independent of key order, spacing and escapes: what makes two requests the same.
+
+    Raises `InvalidInput` for a value that is nested too deeply.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        raise InvalidInput("JSON is nested too deeply") from error
+    return hashlib.sha256(b"tokenlake.json.1" + text.encode()).digest()
 
 
 def text_digest(text: str) -> bytes:

@@ -111,19 +111,18 @@ class ImportState:
 
     def __init__(self, lake: OwnedLake) -> None:
         self._lake = lake
-        self._con = lake.connect()
         self._groups: dict[str, Group | None] = {}
         self._attempts: dict[str, dict[int, Attempt]] = {}
 
     def group(self, group_id: str) -> Group | None:
         """A known group, or None."""
         if group_id not in self._groups:
-            found = self._con.execute(sql.read("reads/group"), [group_id]).fetchone()
-            self._groups[group_id] = (
-                None
-                if found is None
-                else Group(n=found[0], purpose=found[1] or "train", meta=found[2], published=found[3])
-            )
+            found = self._lake.sql(sql.read("reads/group"), [group_id]).fetchall()
+            groups = [
+                Group(n=n, purpose=purpose or "train", meta=meta, published=closed)
+                for n, purpose, meta, closed in found
+            ]
+            self._groups[group_id] = groups[0] if groups else None
         return self._groups[group_id]
 
     def add_group(self, group_id: str, *, n: int, purpose: str, meta: str | None) -> None:
@@ -144,11 +143,9 @@ class ImportState:
 
     def _load(self, rollout_id: str) -> dict[int, Attempt]:
         group = self.group(split_rollout_id(rollout_id)[0])
-        cursor = self._con.execute(sql.read("reads/rollout_events"), [rollout_id])
-        names = [column[0] for column in cursor.description or ()]
+        found = self._lake.sql(sql.read("reads/rollout_events"), [rollout_id]).to_arrow_table()
         attempts: dict[int, Attempt] = {}
-        for values in cursor.fetchall():
-            event = dict(zip(names, values, strict=True))
+        for event in found.to_pylist():
             attempt = attempts.setdefault(
                 event["attempt"] or 0, Attempt(published=group is not None and group.published)
             )

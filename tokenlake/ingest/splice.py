@@ -14,6 +14,7 @@ for it; if not, the template's end-of-turn follows as carried tokens. What canno
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -57,7 +58,7 @@ class Template(Protocol):
 class Spliced:
     """A prompt that starts with the parent's exact ids."""
 
-    prompt_ids: list[int]
+    prompt_ids: array[int]
     carried_from: int
     """Length of the parent's sequence: from here on the ids are rendered, mask 0."""
 
@@ -75,7 +76,7 @@ class _Tail:
 
 def splice(
     template: Template,
-    parent_ids: Sequence[int],
+    parent_ids: array[int],
     messages: Sequence[Message],
     parent_messages: int,
     tools: Sequence[Tool] | None,
@@ -95,7 +96,7 @@ def splice(
     except ValueError as error:
         raise SpliceFailed("not_renderable") from error
     suffix = _cut(template, tail, ended=parent_ids[-1] in template.stop_ids)
-    return Spliced(prompt_ids=[*parent_ids, *suffix], carried_from=len(parent_ids))
+    return Spliced(prompt_ids=parent_ids + array("i", suffix), carried_from=len(parent_ids))
 
 
 def _tail(template: Template, messages: Sequence[Message], count: int, tools: Sequence[Tool] | None) -> _Tail:

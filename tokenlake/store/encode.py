@@ -12,16 +12,16 @@ from tokenlake.errors import InvalidInput
 from tokenlake.store.delta import Delta
 from tokenlake.store.layout import Layout
 from tokenlake.store.schema import DELTA, LINEAGE
-from tokenlake.store.shape import Kind
+from tokenlake.store.shape import Kind, Shape
 
 __all__ = ["DELTA_LAYOUT", "EVENT_LAYOUT", "encode_delta", "encode_event", "encode_events", "event_columns"]
 
 DELTA_LAYOUT = Layout(DELTA, "extras")
 EVENT_LAYOUT = Layout(LINEAGE, "served_text")
 
-_EVENT_HEAD = tuple((leaf.name, leaf.kind == Kind.TEXT) for leaf in EVENT_LAYOUT.leaves)
-_EVENT_TAIL = tuple(tail.name for tail in EVENT_LAYOUT.tails)
 _EVENT_NAMES = frozenset(LINEAGE.names)
+_MAX_SHAPES = 1024
+_MAX_PROFILES = 256
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -31,42 +31,46 @@ def encode_delta(delta: Delta) -> bytes:
     spans, segments = delta.weight_version_spans, delta.generation_segments
     ids, mask, logprobs = delta.token_ids, delta.token_mask, delta.logprobs
     try:
-        return DELTA_LAYOUT.encode(
-            (
-                delta.schema_version,
-                delta.attempt,
-                delta.depth,
-                delta.prev_len,
-                delta.cum_len,
-                delta.weight_version,
-                delta.weight_version_end,
-                delta.staged_at,
-                delta.extras_digest,
-                delta.chain_hash,
-                delta.digest,
-                True,
-                temperature,
-                top_p,
-                top_k,
-                None if logprob_mode is None else logprob_mode.encode(),
-                delta.rollout_id.encode(),
-                delta.call_id.encode(),
-                None if parent is None else parent.encode(),
-                None if root is None else root.encode(),
-                delta.mode.encode(),
-                None if finish is None else finish.encode(),
-                None if spans is None else _spans(spans),
-                None if segments is None else _segments(segments),
-            ),
-            (
-                None if extras is None else extras.encode(),
-                None if ids is None else (ids, ()),
-                None if mask is None else (mask, ()),
-                None if logprobs is None else (logprobs, delta.logprob_nulls),
-            ),
+        args: list[Any] = [delta.schema_version, delta.attempt]
+        key: list[Any] = []
+        _number(delta.depth, args, key)
+        args += (delta.prev_len, delta.cum_len)
+        _number(delta.weight_version, args, key)
+        _number(delta.weight_version_end, args, key)
+        args += (delta.staged_at, delta.extras_digest, delta.chain_hash, delta.digest)
+        for number in (temperature, top_p, top_k):
+            _number(number, args, key)
+        names = (logprob_mode, delta.rollout_id, delta.call_id, parent, root, delta.mode, finish)
+        for text in names:
+            if text is None:
+                key.append(None)
+            else:
+                raw = text.encode()
+                key.append(len(raw))
+                args += (1, len(raw), raw)
+        for nested in (None if spans is None else _spans(spans), None if segments is None else _segments(segments)):
+            if nested is None:
+                key.append(None)
+            else:
+                key.append(nested[:2])
+                args += (1, nested[0], nested[2])
+        tails = (
+            None if extras is None else extras.encode(),
+            None if ids is None else (ids, ()),
+            None if mask is None else (mask, ()),
+            None if logprobs is None else (logprobs, delta.logprob_nulls),
         )
+        return DELTA_LAYOUT.assemble(DELTA_LAYOUT.shape(tuple(key)), args, tails)
     except (struct.error, UnicodeEncodeError) as error:
         raise InvalidInput(f"call {delta.call_id!r} holds a value that its column cannot: {error}") from error
+
+
+def _number(value: float | None, args: list[Any], key: list[Any]) -> None:
+    if value is None:
+        key.append(None)
+    else:
+        key.append(1)
+        args += (1, value)
 
 
 def _spans(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int, bytes]:
@@ -105,18 +109,64 @@ def event_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_event(event: Mapping[str, Any]) -> bytes:
     """The IPC message of one lineage event, times in microseconds. Raises `InvalidInput` for what does not fit."""
-    get = event.get
+    names = tuple(event)
+    profile = _profiles.get(names) or _profile(names)
+    args: list[Any] = []
+    sizes: list[int] = []
     try:
-        values = [
-            value.encode() if text and value is not None else value
-            for value, text in [(get(name), text) for name, text in _EVENT_HEAD]
-        ]
-        tails = [None if (value := get(name)) is None else value.encode() for name in _EVENT_TAIL]
-        return EVENT_LAYOUT.encode(values, tails)
+        for name, kind in profile.head:
+            value = event[name]
+            if kind == 2:
+                raw = value.encode()
+                sizes.append(len(raw))
+                args += (1, len(raw), raw)
+            elif kind == 1:
+                args += (1, value)
+            else:
+                args.append(value)
+        found = tuple(sizes)
+        shape = profile.shapes.get(found) or profile.shape(found)
+        return EVENT_LAYOUT.assemble(shape, args, [event[name].encode() if name else None for name in profile.tails])
     except (struct.error, UnicodeEncodeError, AttributeError, TypeError) as error:
-        raise InvalidInput(
-            f"lineage event {get('event_type')!r} holds a value that its column cannot: {error}"
-        ) from error
+        kind = event.get("event_type")
+        raise InvalidInput(f"lineage event {kind!r} holds a value that its column cannot: {error}") from error
+
+
+class _Profile:
+    """What an event with these columns needs: events of a type mostly have the same ones."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.head = [(leaf.name, leaf.kind) for leaf in EVENT_LAYOUT.leaves if leaf.name in names]
+        self.tails = [tail.name if tail.name in names else None for tail in EVENT_LAYOUT.tails]
+        self.shapes: dict[tuple[int, ...], Shape] = {}
+        self._names = names
+
+    def shape(self, sizes: tuple[int, ...]) -> Shape:
+        """The shape for the texts' sizes, in their order."""
+        given = iter(sizes)
+        key: list[int | None] = []
+        for leaf in EVENT_LAYOUT.leaves:
+            if leaf.kind == Kind.REQUIRED:
+                if leaf.name not in self._names:
+                    raise TypeError(f"{leaf.name} is missing")
+            elif leaf.name not in self._names:
+                key.append(None)
+            else:
+                key.append(1 if leaf.kind == Kind.OPTIONAL else next(given))
+        if len(self.shapes) >= _MAX_SHAPES:
+            self.shapes.clear()
+        self.shapes[sizes] = shape = EVENT_LAYOUT.shape(tuple(key))
+        return shape
+
+
+_profiles: dict[tuple[str, ...], _Profile] = {}
+
+
+def _profile(names: tuple[str, ...]) -> _Profile:
+    if len(_profiles) >= _MAX_PROFILES:
+        _profiles.clear()
+    _profiles[names] = made = _Profile(frozenset(names))
+    return made
 
 
 def encode_events(events: Sequence[Mapping[str, Any]]) -> bytes:

@@ -14,7 +14,7 @@ import pyarrow.ipc as ipc
 from tokenlake.errors import InvalidInput
 from tokenlake.store import flatbuffer
 
-__all__ = ["MAGIC", "Block", "Footer", "has_footer"]
+__all__ = ["MAGIC", "Block", "Footer", "blocks_of", "has_footer"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -57,3 +57,18 @@ def has_footer(data: bytes | memoryview) -> bool:
         return False
     size = struct.unpack_from("<i", data, len(data) - 10)[0]
     return 0 < size <= len(data) - 26 and bytes(data[len(data) - 18 - size : len(data) - 10 - size]) == END_OF_STREAM
+
+
+def blocks_of(data: memoryview) -> list[Block]:
+    """The record batches that a closed file's footer names; empty where there is no footer or it is damaged."""
+    if not has_footer(data):
+        return []
+    size = struct.unpack_from("<i", data, len(data) - 10)[0]
+    footer = bytes(data[len(data) - 10 - size : len(data) - 10])
+    try:
+        at = flatbuffer.field(footer, flatbuffer.root(footer), _RECORD_BATCHES)
+        start, count = (0, 0) if at is None else flatbuffer.vector(footer, at)
+        blocks = [struct.unpack_from("<qi4xq", footer, start + 24 * i) for i in range(min(count, size // 24))]
+    except struct.error:
+        return []
+    return [block for block in blocks if block[0] >= 0 and sum(block) <= len(data) and min(block) >= 0]

@@ -62,17 +62,25 @@ class Index:
         functions.register(con)
         for name in (*_TABLES, *_VIEWS):
             con.execute(sql.read(f"tables/{name}"))
-        views.create_views(con)
+        self._viewed: set[str] = set()
         known = con.execute(sql.read("index/known_segments")).fetchall()
         self._scanned: Scanned = {
             (kind, writer, number): (scanned, ended) for kind, writer, number, scanned, ended in known
         }
         self._stamps: dict[str, int] = {}
 
-    def cursor(self, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
-        """A connection of the caller's own. With `groups` its relations hold those, and what belongs to no group."""
+    def cursor(self, groups: Sequence[str] | None = None, *, query: str | None = None) -> duckdb.DuckDBPyConnection:
+        """A connection of the caller's own. With `groups` its relations hold those, and what belongs to no group.
+
+        It has every view, or at least those that `query` names: making them all takes most of a second.
+        """
+        wanted = views.ordered_views() if query is None else views.needed_views(query)
         with self._cursors:
             con = self._con.cursor()
+            for name in wanted:
+                if name not in self._viewed:
+                    con.execute(sql.read(name))
+                    self._viewed.add(name)
         if groups is not None:
             for name in _GROUP:
                 con.execute(sql.read(name), [list(groups)])
@@ -87,7 +95,7 @@ class Index:
             change = take_in(self.root, self.maps, self._scanned, self._stamps, frozenset(skip))
             if change.empty:
                 return
-            con = self.cursor()
+            con = self.cursor(query="")
             try:
                 con.execute("BEGIN")
                 _apply(con, change)
@@ -109,31 +117,29 @@ class Index:
 
 def _apply(con: duckdb.DuckDBPyConnection, change: Change) -> None:
     for kind, writer, number in change.gone:
-        con.execute(sql.read(_FORGET[kind]), {"writer": writer, "segment": number})
+        con.execute(sql.read(_FORGET[kind]), [writer, number])
         for name in ("index/forget_scanned", "index/forget_damage"):
-            con.execute(sql.read(name), {"kind": kind, "writer": writer, "segment": number})
+            con.execute(sql.read(name), [kind, writer, number])
     for (kind, writer, number), (scanned, ended) in change.scanned.items():
-        key = {"kind": kind, "writer": writer, "segment": number}
-        con.execute(sql.read("index/forget_scanned"), key)
-        con.execute(sql.read("index/insert_scanned"), {**key, "scanned": scanned, "ended": ended})
+        con.execute(sql.read("index/forget_scanned"), [kind, writer, number])
+        con.execute(sql.read("index/insert_scanned"), [kind, writer, number, scanned, ended])
     for (kind, writer, number), detail in change.damaged:
         place = segment_path((kind, writer, number))
-        values = {"kind": kind, "writer": writer, "segment": number, "place": place, "detail": detail}
-        con.execute(sql.read("index/insert_damage"), values)
+        con.execute(sql.read("index/insert_damage"), [kind, writer, number, place, detail])
     if change.events:
         _insert(con, "index/insert_events", pa.Table.from_batches(change.events))
     if change.places:
         _insert(con, "index/insert_places", _table(change.places, _DELTA_PLACES))
     if any(kind == "deltas" for kind, _, _ in change.gone):
-        con.execute(sql.read("index/shadow_places"), {"rollouts": None})
+        con.execute(sql.read("index/shadow_places"), [None])
     elif change.places:
-        con.execute(sql.read("index/shadow_places"), {"rollouts": sorted({place[5] for place in change.places})})
+        con.execute(sql.read("index/shadow_places"), [sorted({place[5] for place in change.places})])
     if change.rows:
         _insert(con, "index/insert_rows", _table(change.rows, _ROW_PLACES))
     if change.anchors is not None:
         con.execute(sql.read("index/forget_anchors"))
         for head in change.anchors:
-            con.execute(sql.read("index/insert_anchor"), head)
+            con.execute(sql.read("index/insert_anchor"), list(head))
 
 
 def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:

@@ -52,8 +52,8 @@ class Change:
     scanned: Scanned = field(default_factory=dict[Segment, tuple[int, bool]])
     stamps: dict[str, int] = field(default_factory=dict[str, int])
     """When each lineage anchor was written."""
-    anchors: list[dict[str, Any]] | None = None
-    """The anchored heads, when one of them changed."""
+    anchors: list[tuple[str, int | None, str | None]] | None = None
+    """(writer, event_seq, event_hash) of each anchor, when one of them changed."""
 
     @property
     def empty(self) -> bool:
@@ -110,7 +110,7 @@ class _Intake:
         stamps = {writer: path.stat().st_mtime_ns for writer, path in paths.items() if path.exists()}
         self.change.stamps = stamps
         if stamps != known:
-            self.change.anchors = [{"writer": writer, **_head(paths[writer])} for writer in stamps]
+            self.change.anchors = [(writer, *_head(paths[writer])) for writer in stamps]
 
     def deltas(self, skip: frozenset[str]) -> None:
         writers = [writer for writer in _folders(self._root / "deltas") if writer not in skip]
@@ -154,14 +154,15 @@ def _folders(path: Path) -> list[str]:
         return []
 
 
-def _head(path: Path) -> dict[str, Any]:
+def _head(path: Path) -> tuple[int | None, str | None]:
     """An anchor's event; NULLs where the file is not an anchor."""
     try:
         found = json.loads(path.read_bytes())
     except ValueError:
         found = None
     head = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    return {"event_seq": head.get("event_seq"), "event_hash": head.get("event_hash")}
+    seq, digest = head.get("event_seq"), head.get("event_hash")
+    return (seq if isinstance(seq, int) else None, digest if isinstance(digest, str) else None)
 
 
 def _placed(segment: Segment, found: Walk[Any]) -> Iterable[tuple[Any, ...]]:

@@ -124,10 +124,9 @@ class OwnedLake:
             if found is not None:
                 return found
         self._index.refresh(skip=[writer.name for writer in writers])
-        key = {"rollout_id": rollout_id, "attempt": attempt, "call_id": call_id}
-        con = self._index.cursor()
+        con = self._index.cursor(query=sql.read("index/find_delta"))
         try:
-            row = con.execute(sql.read("index/find_delta"), key).fetchone()
+            row = con.execute(sql.read("index/find_delta"), [rollout_id, attempt, call_id]).fetchone()
         finally:
             con.close()
         if row is None:
@@ -136,17 +135,19 @@ class OwnedLake:
         place = Place(writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row)
         return place, digest
 
-    def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
+    def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A refreshed DuckDB connection of the caller's own, with all relations, views and functions.
 
-        With `groups` the relations hold only these groups and what belongs to none.
+        With `groups` the relations hold only these groups and what belongs to none. With `query` it is only sure to have
+        the views that this text names, which is quicker.
         """
         self.refresh()
-        return self._index.cursor(groups)
+        return self._index.cursor(groups, query=query)
 
     def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
         """A DuckDB relation of one query over the refreshed lake. Raises `QueryError`."""
-        return run_query(self.connect(), query, params)
+        self.refresh()
+        return run_query(self._index.cursor(query=query), query, params)
 
     def refresh(self) -> None:
         """Take what was written since the last refresh into the index."""

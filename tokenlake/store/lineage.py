@@ -19,6 +19,7 @@ from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.deltas import check_writer_name, make_directory
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import EVENT_LAYOUT, encode_events, event_columns
+from tokenlake.store.footer import blocks_of
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.records import event_rows
@@ -59,6 +60,22 @@ def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Ite
             for event in events:
                 check_event_version(event["schema_version"], name)
                 yield event
+
+
+def _last_event(root: Path, writer: str) -> dict[str, Any] | None:
+    """The last readable event, without reading those before it; every segment is sealed."""
+    maps = SegmentMaps(root)
+    for segment in reversed(segment_numbers(root / "lineage" / writer)):
+        name = f"lineage/{writer}/{segment:06d}.arrow"
+        mapped = maps.get(name)
+        if mapped is None or mapped.schema is None:
+            continue
+        for offset, meta, body in reversed(blocks_of(mapped.view)):
+            events = event_rows(mapped.view, offset, offset + meta + body, mapped.schema)
+            if events:
+                check_event_version(events[-1]["schema_version"], name)
+                return events[-1]
+    return None
 
 
 def check_event_version(version: int, name: str) -> None:
@@ -180,9 +197,8 @@ class LineageLog:
         self._lock.release()
 
     def _last(self) -> tuple[int, int, bytes]:
-        seq, at, head = -1, 0, ZERO_HASH
-        for event in self.events():
-            seq, at, head = event["event_seq"], event["at"], event["event_hash"]
+        last = _last_event(self._root, self.writer)
+        seq, at, head = (last["event_seq"], last["at"], last["event_hash"]) if last else (-1, 0, ZERO_HASH)
         anchor = anchors(self._root).get(self.writer)
         if anchor is not None and anchor.get("event_seq", 0) > seq:
             raise DamagedLake(

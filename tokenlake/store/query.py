@@ -11,12 +11,17 @@ from tokenlake.errors import QueryError
 
 __all__ = ["run_query"]
 
+_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+
 
 def run_query(
     con: duckdb.DuckDBPyConnection, query: str, params: Sequence[Any] | dict[str, Any] | None
 ) -> duckdb.DuckDBPyRelation:
-    """The relation of one statement. Raises `QueryError` for what does not parse, bind or run, or gives no relation."""
+    """The relation of one reading statement. Raises `QueryError` for what does not parse, bind or run, or writes."""
     try:
+        statements = con.extract_statements(query)
+        if len(statements) != 1 or statements[0].type not in _READING:
+            raise QueryError("a lake is read-only here: give one SELECT statement")
         relation = con.sql(query, params=params)
     except duckdb.Error as error:
         raise QueryError(f"the query cannot run: {error}") from error

@@ -36,7 +36,7 @@ class Lake:
 
     def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
         """A DuckDB relation (`.fetchall()`, `.to_arrow_table()`, ...) of one query. Raises `QueryError`."""
-        return run_query(self._index().cursor(), query, params)
+        return run_query(self._index().cursor(query=query), query, params)
 
     def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection of the caller's own, with all relations, views and functions; closing it is theirs too.

@@ -50,9 +50,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def delta_keys(view: memoryview, start: int, end: int, schema: pa.Schema) -> list[DeltaKey] | None:
     """The keys of the records in the message between two positions; None: unreadable."""
-    decoded = DELTA_LAYOUT.decode(view, start, end)
-    if decoded is not None:
-        values = decoded[1]
+    values = DELTA_LAYOUT.decode_head(view, start, end)
+    if values is not None:
         rollout, call = values[_ROLLOUT], values[_CALL]
         if values[_VERSION] < 1 or not rollout or not call or 0 in rollout or 0 in call:
             return None

@@ -14,9 +14,10 @@ import duckdb
 
 from tokenlake import sql
 
-__all__ = ["create_views", "ordered_views"]
+__all__ = ["create_views", "needed_views", "ordered_views"]
 
 _FOLDERS = ("views", "audits")
+_CATALOG = {"describe", "duckdb_functions", "duckdb_tables", "duckdb_views", "information_schema", "show", "summarize"}
 _HEADER = re.compile(r"-- reads: (?P<names>[a-z_, ]+(?:\n--   [a-z_, ]+)*)")
 
 
@@ -26,12 +27,36 @@ def create_views(con: duckdb.DuckDBPyConnection) -> None:
         con.execute(sql.read(name))
 
 
+def needed_views(query: str) -> tuple[str, ...]:
+    """Names of the view files that a query may need, in order: those it names and what they read.
+
+    All of them for a query that asks about the catalog itself.
+    """
+    words = set(re.findall(r"[a-z_]+", query.lower()))
+    if words & _CATALOG:
+        return ordered_views()
+    graph = _graph()
+    wanted = [name for name in graph if name.rpartition("/")[2] in words]
+    seen: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name not in seen:
+            seen.add(name)
+            wanted += graph[name]
+    return tuple(name for name in ordered_views() if name in seen)
+
+
 @cache
 def ordered_views() -> tuple[str, ...]:
     """Names of all view files, each after those it reads."""
+    return tuple(TopologicalSorter(_graph()).static_order())
+
+
+@cache
+def _graph() -> dict[str, list[str]]:
+    """Each view file to the view files that it reads."""
     files = {name.rpartition("/")[2]: name for folder in _FOLDERS for name in sql.names(folder)}
-    graph = {name: [each for each in _reads(path) if each in files] for name, path in files.items()}
-    return tuple(files[name] for name in TopologicalSorter(graph).static_order())
+    return {path: [files[each] for each in _reads(path) if each in files] for path in files.values()}
 
 
 def _reads(path: str) -> list[str]:

@@ -73,7 +73,10 @@ def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool)
     engine = TinyEngine(seed=arguments.seed, trace_path=trace)
     lake = OwnedLake.open(path)
     try:
-        with embedded(Service(lake, engine)) as running, _Advance(console, arguments.groups * arguments.rollouts) as advance:
+        with (
+            embedded(Service(lake, engine)) as running,
+            _Advance(console, arguments.groups * arguments.rollouts) as advance,
+        ):
             console.print(f"service at {running.url}, lake at {path}")
             asyncio.run(_play(running, engine, done, arguments, advance))
     finally:

@@ -1,6 +1,7 @@
--- what: committed calls that fail a check, on a chain or off it, of any attempt. Records that retention removed are none
+-- what: committed calls that fail a check, on a chain or off it, of any attempt. Records that retention removed are
+--   none
 -- grain: finding
--- reads: verified_calls, call_checks
+-- reads: call_checks
 CREATE OR REPLACE VIEW audit_calls AS
 SELECT
     coalesce(checks.reason, checks.check_name) AS kind,

@@ -1,5 +1,5 @@
--- what: every finding of a lake, by kind; empty means healthy. A fault says that bytes or rows are not what they claim, a
---   notice is worth knowing
+-- what: every finding of a lake, by kind; empty means healthy. A fault says that bytes or rows are not what they
+--   claim, a notice is worth knowing
 -- grain: finding
 -- reads: audit_calls, audit_rows, audit_orphans, audit_duplicates, audit_lineage, audit_groups, lake_findings
 CREATE OR REPLACE VIEW audit_findings AS

@@ -1,5 +1,5 @@
--- what: published groups that are not whole, rows that the records no longer give (unless retention removed those), and
---   groups whose chains mix temperatures or kinds of logprobs
+-- what: published groups that are not whole, rows that the records no longer give (unless retention removed those),
+--   and groups whose chains mix temperatures or kinds of logprobs
 -- grain: finding
 -- reads: group_records, rows, candidate_rows, retirements, chains, committed_calls
 CREATE OR REPLACE VIEW audit_groups AS

@@ -1,5 +1,5 @@
--- what: events that are not what was appended (hash recomputed), and events that name a group, place or attempt nobody
---   registered, or a call that came after its rollout ended. Gaps and lost heads are in `lake_findings`
+-- what: events that are not what was appended (hash recomputed), and events that name a group, place or attempt
+--   nobody registered, or a call that came after its rollout ended. Gaps and lost heads are in `lake_findings`
 -- grain: finding
 -- reads: lineage, group_records, attempts, group_of, index_of
 CREATE OR REPLACE VIEW audit_lineage AS

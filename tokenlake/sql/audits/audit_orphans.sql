@@ -1,5 +1,5 @@
--- what: records that were staged and never committed: a crash between the two leaves them, and a rollout in flight has
---   one for a moment. No row holds them
+-- what: records that were staged and never committed: a crash between the two leaves them, and a rollout in flight
+--   has one for a moment. No row holds them
 -- grain: finding
 -- reads: deltas, committed_calls, group_of
 CREATE OR REPLACE VIEW audit_orphans AS

@@ -44,11 +44,12 @@ WITH checked AS (
             AND len(input_ids) = len(logprobs)
             AND len(prompt_ids_for_adv) > 0
             AND CASE sample_mask
-                WHEN 1 THEN
-                    reason IS NULL
-                    AND reward IS NOT NULL
-                    AND list_sum(token_mask) > 0
-                    AND list_sum(token_mask) = sampled_tokens
+                WHEN 1
+                    THEN
+                        reason IS NULL
+                        AND reward IS NOT NULL
+                        AND list_sum(token_mask) > 0
+                        AND list_sum(token_mask) = sampled_tokens
                 WHEN 0 THEN
                     placeholder_reason(reason, NULL) IS NOT NULL
                     AND reward IS NULL

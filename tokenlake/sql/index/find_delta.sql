@@ -9,5 +9,5 @@ SELECT
     batch_row,
     digest
 FROM tl_places
-WHERE rollout_id = $rollout_id AND attempt = $attempt AND call_id = $call_id
+WHERE rollout_id = ?1 AND attempt = ?2 AND call_id = ?3
 ORDER BY staged_at DESC, writer DESC, segment DESC, byte_offset DESC;

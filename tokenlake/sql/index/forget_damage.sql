@@ -2,4 +2,4 @@
 -- grain: segment
 -- reads: tl_damage
 DELETE FROM tl_damage
-WHERE kind = $kind AND writer = $writer AND segment = $segment;
+WHERE kind = ?1 AND writer = ?2 AND segment = ?3;

@@ -2,4 +2,4 @@
 -- grain: segment
 -- reads: tl_events
 DELETE FROM tl_events
-WHERE tl_writer = $writer AND tl_segment = $segment;
+WHERE tl_writer = ?1 AND tl_segment = ?2;

@@ -2,4 +2,4 @@
 -- grain: segment
 -- reads: tl_places
 DELETE FROM tl_places
-WHERE writer = $writer AND segment = $segment;
+WHERE writer = ?1 AND segment = ?2;

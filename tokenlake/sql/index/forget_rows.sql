@@ -2,4 +2,4 @@
 -- grain: segment
 -- reads: tl_rows
 DELETE FROM tl_rows
-WHERE $writer = '' AND segment = $segment;
+WHERE ?1 = '' AND segment = ?2;

@@ -2,4 +2,4 @@
 -- grain: segment
 -- reads: tl_segments
 DELETE FROM tl_segments
-WHERE kind = $kind AND writer = $writer AND segment = $segment;
+WHERE kind = ?1 AND writer = ?2 AND segment = ?3;

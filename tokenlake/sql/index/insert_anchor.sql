@@ -1,4 +1,4 @@
 -- what: remembers the anchored head of a lineage log
 -- grain: lineage writer
 -- reads: nothing
-INSERT INTO tl_anchors (writer, event_seq, event_hash) VALUES ($writer, $event_seq, $event_hash);
+INSERT INTO tl_anchors (writer, event_seq, event_hash) VALUES (?1, ?2, ?3);

@@ -1,5 +1,5 @@
--- what: every place of every group with the attempt that counts, the highest registered: how it ended, what poisons it,
---   its overflowed calls. What comes after the group was published or dropped changes nothing
+-- what: every place of every group with the attempt that counts, the highest registered: how it ended, what poisons
+--   it, its overflowed calls. What comes after the group was published or dropped changes nothing
 -- grain: rollout
 -- reads: slots, lineage, group_of, json_text
 CREATE OR REPLACE VIEW attempts AS
@@ -65,14 +65,14 @@ folded AS (
             events.event_order
         ) FILTER (events.poisons) AS poison,
         arg_min(events.call_id, events.event_order) FILTER (events.poisons) AS poison_call_id,
-        list({'call_id': events.call_id, 'parent_call_id': events.parent_call_id})
-            FILTER (events.event_type = 'call_overflowed') AS overflows
+        list({ 'call_id': events.call_id, 'parent_call_id': events.parent_call_id })
+        FILTER (events.event_type = 'call_overflowed') AS overflows
     FROM slots
     LEFT JOIN events
         ON
             slots.group_id = events.group_id
             AND slots.rollout_id = events.rollout_id
-            AND (slots.closing_order IS NULL OR events.event_order <= slots.closing_order)
+            AND (slots.closing_order IS NULL OR slots.closing_order >= events.event_order)
     GROUP BY slots.group_id, slots.rollout_id, events.attempt
 )
 

@@ -1,8 +1,8 @@
--- what: every check of every committed call. `ok` is never NULL; `reason` is what a placeholder row says when a call of
---   its chain fails the check, NULL for a passed check and for one that no row fails for. A notice is worth knowing and
---   no fault; `retired` says that retention removed the record, which leaves nothing to train on
--- grain: call x check (of each record, should a call have more than one)
--- reads: verified_calls
+-- what: every check of every committed call. `ok` is never NULL; `reason` is what a placeholder row says when a call
+--   of its chain fails the check, NULL for a passed check and for one that no row fails for. A notice is worth
+--   knowing and no fault; `retired` says that retention removed the record, which leaves nothing to train on
+-- grain: call x check
+-- reads: checked_calls
 CREATE OR REPLACE VIEW call_checks AS
 WITH listed AS (
     SELECT
@@ -13,32 +13,36 @@ WITH listed AS (
         detail,
         concat('deltas/', writer, '/', segment, '@', byte_offset) AS place,
         unnest([
-            {'name': 'schema_version', 'ok': ok_schema_version, 'reason': 'unknown_schema', 'severity': 'fault'},
-            {'name': 'delta_present', 'ok': ok_delta_present, 'reason': 'delta_missing', 'severity': 'fault'},
-            {'name': 'not_retired', 'ok': ok_not_retired, 'reason': 'retired', 'severity': 'notice'},
-            {'name': 'single_record', 'ok': ok_single_record, 'reason': 'duplicate_record', 'severity': 'fault'},
-            {'name': 'single_copy', 'ok': ok_single_copy, 'reason': NULL, 'severity': 'notice'},
-            {'name': 'digest', 'ok': ok_digest, 'reason': 'digest_mismatch', 'severity': 'fault'},
-            {'name': 'parent_present', 'ok': ok_parent_present, 'reason': 'parent_missing', 'severity': 'fault'},
+            { 'name': 'schema_version', 'ok': ok_schema_version, 'reason': 'unknown_schema', 'severity': 'fault' },
+            { 'name': 'delta_present', 'ok': ok_delta_present, 'reason': 'delta_missing', 'severity': 'fault' },
+            { 'name': 'not_retired', 'ok': ok_not_retired, 'reason': 'retired', 'severity': 'notice' },
+            { 'name': 'single_record', 'ok': ok_single_record, 'reason': 'duplicate_record', 'severity': 'fault' },
+            { 'name': 'single_copy', 'ok': ok_single_copy, 'reason': NULL, 'severity': 'notice' },
+            { 'name': 'digest', 'ok': ok_digest, 'reason': 'digest_mismatch', 'severity': 'fault' },
+            { 'name': 'parent_present', 'ok': ok_parent_present, 'reason': 'parent_missing', 'severity': 'fault' },
             {
                 'name': 'parent_same_attempt',
                 'ok': ok_parent_same_attempt,
                 'reason': 'parent_foreign',
                 'severity': 'fault'
             },
-            {'name': 'parent_acyclic', 'ok': ok_parent_acyclic, 'reason': 'parent_cycle', 'severity': 'fault'},
-            {'name': 'parent_length', 'ok': ok_parent_length, 'reason': 'parent_length_mismatch', 'severity': 'fault'},
+            { 'name': 'parent_acyclic', 'ok': ok_parent_acyclic, 'reason': 'parent_cycle', 'severity': 'fault' },
+            {
+                'name': 'parent_length', 'ok': ok_parent_length, 'reason': 'parent_length_mismatch', 'severity': 'fault'
+            },
             {
                 'name': 'token_ids_present',
                 'ok': ok_token_ids_present,
                 'reason': 'token_ids_missing',
                 'severity': 'fault'
             },
-            {'name': 'logprobs_present', 'ok': ok_logprobs_present, 'reason': 'logprobs_missing', 'severity': 'fault'},
-            {'name': 'lengths', 'ok': ok_lengths, 'reason': 'length_mismatch', 'severity': 'fault'},
-            {'name': 'mask', 'ok': ok_mask, 'reason': 'mask_invalid', 'severity': 'fault'},
-            {'name': 'chain_hash', 'ok': ok_chain_hash, 'reason': 'chain_hash_mismatch', 'severity': 'fault'},
-            {'name': 'lineage', 'ok': ok_lineage, 'reason': 'lineage_mismatch', 'severity': 'fault'},
+            {
+                'name': 'logprobs_present', 'ok': ok_logprobs_present, 'reason': 'logprobs_missing', 'severity': 'fault'
+            },
+            { 'name': 'lengths', 'ok': ok_lengths, 'reason': 'length_mismatch', 'severity': 'fault' },
+            { 'name': 'mask', 'ok': ok_mask, 'reason': 'mask_invalid', 'severity': 'fault' },
+            { 'name': 'chain_hash', 'ok': ok_chain_hash, 'reason': 'chain_hash_mismatch', 'severity': 'fault' },
+            { 'name': 'lineage', 'ok': ok_lineage, 'reason': 'lineage_mismatch', 'severity': 'fault' },
             {
                 'name': 'weight_version',
                 'ok': ok_weight_version,
@@ -57,9 +61,9 @@ WITH listed AS (
                 'reason': 'token_id_out_of_vocabulary',
                 'severity': 'fault'
             },
-            {'name': 'logprobs_no_null', 'ok': ok_logprobs_no_null, 'reason': 'logprob_null', 'severity': 'fault'},
-            {'name': 'logprobs_no_nan', 'ok': ok_logprobs_no_nan, 'reason': 'logprob_nan', 'severity': 'fault'},
-            {'name': 'logprobs_finite', 'ok': ok_logprobs_finite, 'reason': 'logprob_infinite', 'severity': 'fault'},
+            { 'name': 'logprobs_no_null', 'ok': ok_logprobs_no_null, 'reason': 'logprob_null', 'severity': 'fault' },
+            { 'name': 'logprobs_no_nan', 'ok': ok_logprobs_no_nan, 'reason': 'logprob_nan', 'severity': 'fault' },
+            { 'name': 'logprobs_finite', 'ok': ok_logprobs_finite, 'reason': 'logprob_infinite', 'severity': 'fault' },
             {
                 'name': 'logprobs_not_positive',
                 'ok': ok_logprobs_not_positive,
@@ -85,7 +89,7 @@ WITH listed AS (
                 'severity': 'notice'
             }
         ]) AS checked
-    FROM verified_calls
+    FROM checked_calls
 )
 
 SELECT
@@ -94,9 +98,9 @@ SELECT
     attempt,
     call_id,
     checked.name AS check_name,
-    checked.ok AS ok,
+    checked.ok,
     CASE WHEN NOT checked.ok THEN checked.reason END AS reason,
-    checked.severity AS severity,
+    checked.severity,
     place,
     CASE WHEN NOT checked.ok THEN detail END AS detail
 FROM listed;

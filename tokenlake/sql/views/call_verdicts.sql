@@ -1,6 +1,6 @@
 -- what: whether a committed call is sound, and the first fault if not. Notices do not count
--- grain: call (a row for each record, should it have more than one)
--- reads: verified_calls
+-- grain: call
+-- reads: checked_calls
 CREATE OR REPLACE VIEW call_verdicts AS
 SELECT
     group_id,
@@ -9,4 +9,4 @@ SELECT
     call_id,
     reason IS NULL AS ok,
     reason
-FROM verified_calls;
+FROM checked_calls;

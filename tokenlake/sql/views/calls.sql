@@ -1,4 +1,5 @@
--- what: lineage of every call, committed, failed or overflowed, of every attempt; `superseded`: a newer attempt counts
+-- what: lineage of every call, committed, failed or overflowed, of every attempt; `superseded`: a newer attempt
+--   counts
 -- grain: call
 -- reads: lineage, attempts, group_of
 CREATE OR REPLACE VIEW calls AS

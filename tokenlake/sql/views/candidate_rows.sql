@@ -1,6 +1,6 @@
--- what: the rows of every group all of whose rollouts have ended, closed groups as they were when closed. A placeholder
---   has the prompt of its group as input, nothing sampled, no reward and one reason. `prompt_ids_for_adv` is the prompt of
---   the lowest valid row, else of the lowest rollout with a sound root, else one pad id
+-- what: the rows of every group all of whose rollouts have ended, closed groups as they were when closed. A
+--   placeholder has the prompt of its group as input, nothing sampled, no reward and one reason. `prompt_ids_for_adv`
+--   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id
 -- grain: row
 -- reads: judged_rollouts, model_in_force
 CREATE OR REPLACE VIEW candidate_rows AS

@@ -7,7 +7,7 @@ WITH folded AS (
         group_id,
         rollout_id,
         attempt,
-        list({'call_id': call_id, 'parent_call_id': parent_call_id}) AS tree
+        list({ 'call_id': call_id, 'parent_call_id': parent_call_id }) AS tree
     FROM committed_calls
     WHERE depth IS NULL
     GROUP BY group_id, rollout_id, attempt

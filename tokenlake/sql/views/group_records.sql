@@ -1,5 +1,5 @@
--- what: what lineage says of a group itself: its registration, the event that closed it, and the policies it is judged by:
---   those that publishing pinned, else those in force
+-- what: what lineage says of a group itself: its registration, the event that closed it, and the policies it is
+--   judged by: those that publishing pinned, else those in force
 -- grain: group
 -- reads: lineage, policies, json_text
 CREATE OR REPLACE VIEW group_records AS
@@ -38,16 +38,16 @@ WITH folded AS (
 
 SELECT
     folded.group_id,
-    folded.opening.n AS n,
-    folded.opening.deadline_at AS deadline_at,
+    folded.opening.n,
+    folded.opening.deadline_at,
     folded.opening.weight_version AS dispatch_weight_version,
-    folded.opening.meta AS meta,
-    folded.opening.registered_at AS registered_at,
+    folded.opening.meta,
+    folded.opening.registered_at,
     folded.closing.event_type AS closed_by,
     folded.closing.event_order AS closing_order,
-    folded.closing.closed_at AS closed_at,
-    folded.closing.cutoff_at AS cutoff_at,
-    folded.closing.segment AS segment,
+    folded.closing.closed_at,
+    folded.closing.cutoff_at,
+    folded.closing.segment,
     folded.closing.weight_version AS published_min_wv,
     folded.closing.weight_version_end AS published_max_wv,
     folded.closing.reason AS drop_reason,

@@ -38,10 +38,16 @@ closed AS (
             AND groups.closed_by = 'group_published'
     WHERE groups.closed_by IS NOT NULL
     GROUP BY groups.group_id
+),
+
+every_group AS (
+    SELECT * FROM judged
+    UNION ALL BY NAME
+    SELECT * FROM closed
 )
 
 SELECT
     *,
     group_max_wv - group_min_wv AS spread,
     coalesce(group_min_wv <> group_max_wv, FALSE) AS mixed
-FROM (SELECT * FROM judged UNION ALL BY NAME SELECT * FROM closed);
+FROM every_group;

@@ -1,5 +1,5 @@
--- what: every group: state, how many rollouts ended, how many rows are valid, versions, and what publishing would do with
---   it now (`wait`, `publish` or `drop`; NULL when it is closed)
+-- what: every group: state, how many rollouts ended, how many rows are valid, versions, and what publishing would do
+--   with it now (`wait`, `publish` or `drop`; NULL when it is closed)
 -- grain: group
 -- reads: group_states, group_versions
 CREATE OR REPLACE VIEW groups AS

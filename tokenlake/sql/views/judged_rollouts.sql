@@ -1,7 +1,7 @@
 -- what: every place of every group with its verdict and, when it has a terminal, its sequence: what `rollouts`,
---   `linear_rows` and `publishable_rows` are cut from, so that tokens are read once. Arrays are put in order after the
---   fold, which is cheaper than ordering tokens inside it; a second copy of a record counts once. Without a terminal the
---   first root is read for its prompt and the first orphan for its reason
+--   `linear_rows` and `publishable_rows` are cut from, so that tokens are read once. Arrays are put in order after
+--   the fold, which is cheaper than ordering tokens inside it; a second copy of a record counts once. Without a
+--   terminal the first root is read for its prompt and the first orphan for its reason
 -- grain: rollout
 -- reads: rollout_trees, verified_calls, placeholder_reason
 CREATE OR REPLACE VIEW judged_rollouts AS
@@ -44,6 +44,7 @@ folded AS (
         list(calls.token_ids) AS token_ids,
         list(calls.token_mask) AS token_mask,
         list(calls.logprobs) AS logprobs,
+        count(*) AS records,
         max(placed.position) + 1 AS turns,
         CASE count(*) WHEN count(calls.weight_version) THEN min(calls.weight_version) END AS weight_version_min,
         CASE count(*) WHEN count(calls.weight_version_end) THEN max(calls.weight_version_end) END
@@ -57,7 +58,12 @@ folded AS (
                 THEN min(calls.logprob_mode)
         END AS logprob_mode,
         arg_min(
-            {'reason': calls.reason, 'call_id': calls.call_id, 'detail': calls.detail},
+            {
+                'reason': calls.reason,
+                'call_id': calls.call_id,
+                'detail': calls.detail,
+                'other_record': calls.other_record
+            },
             placed.position
         ) FILTER (calls.reason IS NOT NULL) AS fault,
         any_value(calls.mask_len - coalesce(calls.mask_sum, 0)) FILTER (
@@ -93,19 +99,19 @@ ordered AS (
 joined AS (
     SELECT
         * EXCLUDE (head, positions, places, call_ids, sampled_tokens, token_ids, token_mask, logprobs),
-        head.rollout_index AS rollout_index,
-        head.n AS n,
-        head.purpose AS purpose,
-        head.closed_by AS closed_by,
-        head.dispatch_weight_version AS dispatch_weight_version,
-        head.mixed_weight_version AS mixed_weight_version,
-        head.min_delivered_fraction AS min_delivered_fraction,
-        head.min_valid_fraction_per_group AS min_valid_fraction_per_group,
-        head.state AS state,
-        head.end_reason AS end_reason,
-        head.reward AS reward,
-        head.poison AS poison,
-        head.poison_call_id AS poison_call_id,
+        head.rollout_index,
+        head.n,
+        head.purpose,
+        head.closed_by,
+        head.dispatch_weight_version,
+        head.mixed_weight_version,
+        head.min_delivered_fraction,
+        head.min_valid_fraction_per_group,
+        head.state,
+        head.end_reason,
+        head.reward,
+        head.poison,
+        head.poison_call_id,
         list_select(call_ids, places) AS call_ids,
         CASE
             WHEN terminal_call_id IS NULL THEN 0
@@ -127,11 +133,12 @@ reasoned AS (
             WHEN poison IS NOT NULL THEN poison
             WHEN terminal_call_id IS NULL AND fault.reason IN ('parent_missing', 'parent_foreign') THEN fault.reason
             WHEN terminal_call_id IS NULL THEN terminal_reason
+            WHEN fault.other_record AND records > turns THEN 'duplicate_record'
             WHEN fault IS NOT NULL THEN fault.reason
             WHEN reward IS NULL THEN 'reward_missing'
             WHEN isnan(reward) OR isinf(reward) THEN 'non_finite_reward'
             WHEN sampled_tokens = 0 THEN 'no_sampled_tokens'
-            WHEN mixed_weight_version = 'reject' AND weight_version_min IS DISTINCT FROM weight_version_max
+            WHEN mixed_weight_version = 'reject' AND (weight_version_min IS DISTINCT FROM weight_version_max)
                 THEN 'mixed_weight_version'
             WHEN sampled_tokens < min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
         END AS word

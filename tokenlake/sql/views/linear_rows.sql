@@ -20,6 +20,6 @@ SELECT
     logprob_mode,
     truncated,
     prompt_ids,
-    fault.reason AS reason
+    fault.reason
 FROM judged_rollouts
 WHERE terminal_call_id IS NOT NULL;

@@ -1,7 +1,8 @@
--- what: a word when it is in the closed list of placeholder reasons, else the word given for all others; NULL for NULL
+-- what: a word when it is in the closed list of placeholder reasons, else the word given for all others; NULL for
+--   NULL
 -- grain: scalar
 -- reads: nothing
-CREATE OR REPLACE MACRO placeholder_reason(word, otherwise) AS
+CREATE OR REPLACE MACRO placeholder_reason(word, otherwise) AS -- noqa: CP05
 CASE
     WHEN
         word IN (

@@ -1,5 +1,5 @@
--- what: the rows that publishing would write now, by the policy in force: of every group that is due, not closed, and not
---   to be dropped. All columns of a row but `row_digest` and `published_at`
+-- what: the rows that publishing would write now, by the policy in force: of every group that is due, not closed, and
+--   not to be dropped. All columns of a row but `row_digest` and `published_at`
 -- grain: row
 -- reads: candidate_rows
 CREATE OR REPLACE VIEW publishable_rows AS

@@ -1,5 +1,5 @@
--- what: published rows as they were written, placeholders included, whole groups only: what a trainer queries. Rows that
---   no `group_published` event names (left by a crash) are not here, and no later event changes what is
+-- what: published rows as they were written, placeholders included, whole groups only: what a trainer queries. Rows
+--   that no `group_published` event names (left by a crash) are not here, and no later event changes what is
 -- grain: row
 -- reads: rows, group_records
 CREATE OR REPLACE VIEW ready_rows AS

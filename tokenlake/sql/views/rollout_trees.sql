@@ -1,8 +1,8 @@
 -- what: the calls of the attempt that counts as a tree, and its terminal: declared, else the only leaf. An overflowed
 --   call stands for its parent. No leaf is an abandoned retry: childless, while another call with the same parent and
---   the same prompt was continued. Leaves that are the same token sequence count as one. Calls that came after the end
---   of the attempt change nothing. `path`: numbers in `call_ids`, root first; it ends at a call that is missing or met
---   before (a cycle), which `call_checks` names
+--   the same prompt was continued. Leaves that are the same token sequence count as one. Calls that came after the
+--   end of the attempt change nothing. `path`: numbers in `call_ids`, root first; it ends at a call that is missing
+--   or met before (a cycle), which `call_checks` names
 -- grain: rollout
 -- reads: attempts, committed_calls, walk_path
 CREATE OR REPLACE VIEW rollout_trees AS
@@ -34,8 +34,10 @@ WITH folded AS (
         }) AS head,
         any_value(attempts.declared_call_id) AS declared,
         any_value(attempts.overflows) AS overflows,
-        any_value((attempts.frozen OR attempts.ending IS NOT NULL) AND coalesce(attempts.ending, '') <> 'rollout_failed')
-            AS wanted,
+        any_value(
+            (attempts.frozen OR attempts.ending IS NOT NULL)
+            AND coalesce(attempts.ending, '') <> 'rollout_failed'
+        ) AS wanted,
         count(calls.call_id) AS calls,
         coalesce(sum(calls.sampled_tokens), 0)::BIGINT AS attempt_sampled_tokens,
         coalesce(

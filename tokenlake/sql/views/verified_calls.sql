@@ -1,7 +1,8 @@
--- what: every committed call with its delta, and the outcome of every check. A check that has nothing to look at passes:
---   the absence is a finding of its own. `reason`: the first fault in a fixed order; NULL when the call is sound
--- grain: call (a row for each record, should it have more than one)
--- reads: committed_calls, deltas, group_of, delta_copies, foreign_parents, cyclic_calls, retirements, model_in_force
+-- what: every committed call with its delta, and the outcome of every check that one record can fail. A check that has
+--   nothing to look at passes: the absence is a finding of its own. `other_record`: the record is not the one that was
+--   committed. `reason`: the first fault in a fixed order; NULL when the record is sound
+-- grain: call x record (one, unless a second was staged)
+-- reads: committed_calls, deltas, group_of, foreign_parents, cyclic_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls AS
 WITH joined AS (
     SELECT
@@ -41,8 +42,7 @@ WITH joined AS (
         calls.root_call_id,
         foreign_parents.call_id IS NOT NULL AS parent_foreign,
         cyclic_calls.call_id IS NOT NULL AS cyclic,
-        coalesce(delta_copies.copies, 1) AS copies,
-        coalesce(delta_copies.records, 1) AS records,
+        (deltas.call_id IS NOT NULL AND calls.digest IS DISTINCT FROM deltas.digest) AS other_record,
         coalesce(retirements.whole OR list_contains(retirements.rollouts, calls.rollout_id), FALSE) AS retired,
         len(deltas.token_ids) AS ids_len,
         len(deltas.token_mask) AS mask_len,
@@ -86,7 +86,10 @@ WITH joined AS (
             AND calls.top_k IS NOT DISTINCT FROM deltas.sampling.top_k
             AND calls.logprob_mode IS NOT DISTINCT FROM deltas.sampling.logprob_mode
             AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
-            AND (deltas.token_mask IS NULL OR calls.sampled_tokens IS NOT DISTINCT FROM coalesce(list_sum(deltas.token_mask), 0))
+            AND (
+                deltas.token_mask IS NULL
+                OR calls.sampled_tokens IS NOT DISTINCT FROM coalesce(list_sum(deltas.token_mask), 0)
+            )
         ) AS lineage_equal,
         (
             calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
@@ -95,8 +98,7 @@ WITH joined AS (
     FROM committed_calls AS calls
     LEFT JOIN deltas
         ON
-            calls.group_id = group_of(deltas.rollout_id)
-            AND calls.rollout_id = deltas.rollout_id
+            calls.rollout_id = deltas.rollout_id
             AND calls.attempt = deltas.attempt
             AND calls.call_id = deltas.call_id
     LEFT JOIN committed_calls AS parents
@@ -117,12 +119,6 @@ WITH joined AS (
             AND calls.rollout_id = cyclic_calls.rollout_id
             AND calls.attempt = cyclic_calls.attempt
             AND calls.call_id = cyclic_calls.call_id
-    LEFT JOIN delta_copies
-        ON
-            calls.group_id = group_of(delta_copies.rollout_id)
-            AND calls.rollout_id = delta_copies.rollout_id
-            AND calls.attempt = delta_copies.attempt
-            AND calls.call_id = delta_copies.call_id
     LEFT JOIN retirements ON calls.group_id = retirements.group_id
     CROSS JOIN model_in_force
 ),
@@ -133,8 +129,6 @@ checked AS (
         NOT staged OR coalesce(schema_version = 1, FALSE) AS ok_schema_version,
         staged OR retired AS ok_delta_present,
         staged OR NOT retired AS ok_not_retired,
-        records = 1 AS ok_single_record,
-        copies = 1 AS ok_single_copy,
         NOT staged OR coalesce(digest_equal, FALSE) AS ok_digest,
         parent_call_id IS NULL OR parent_found OR parent_foreign AS ok_parent_present,
         NOT parent_foreign AS ok_parent_same_attempt,
@@ -203,7 +197,7 @@ SELECT
         WHEN NOT ok_schema_version THEN 'unknown_schema'
         WHEN NOT ok_delta_present THEN 'delta_missing'
         WHEN NOT ok_not_retired THEN 'retired'
-        WHEN NOT ok_single_record THEN 'duplicate_record'
+        WHEN other_record THEN 'lineage_mismatch'
         WHEN NOT ok_digest THEN 'digest_mismatch'
         WHEN NOT ok_parent_present THEN 'parent_missing'
         WHEN NOT ok_parent_same_attempt THEN 'parent_foreign'
