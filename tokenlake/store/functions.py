@@ -19,6 +19,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
+from itertools import repeat
+from operator import sub
 from typing import Any
 
 import duckdb
@@ -52,7 +54,7 @@ _DELTA_ARGUMENTS = (
     "logprobs",
 )
 _DELTA_REQUIRED = ("schema_version", "rollout_id", "attempt", "call_id", "mode", "prev_len", "cum_len", "chain_hash")
-_DELTA_NESTED = ("sampling", "token_ids", "token_mask", "logprobs")
+_DELTA_NESTED = ("sampling", "chain_hash", "token_ids", "token_mask", "logprobs")
 _ROW_ARGUMENTS = tuple(inspect.signature(digest.row_digest).parameters)
 _ROW_ARRAYS = ("prompt_ids_for_adv", "input_ids", "token_mask", "logprobs")
 _ROW_OPTIONAL = frozenset(field.name for field in ROW if field.nullable) | frozenset(_ROW_ARRAYS)
@@ -97,15 +99,19 @@ _NULL_ARRAY = b"\xff" * 8
 _NO_NULLS = bytes(8)
 
 
-@lru_cache(maxsize=4096)
-def _text(value: str) -> bytes:
+def _id(value: str) -> bytes:
     raw = value.encode()
     return _u64(len(raw)) + raw
 
 
-@lru_cache(maxsize=4096)
-def _opt_text(value: str | None) -> bytes:
-    return b"\0" if value is None else b"\1" + _text(value)
+_text = lru_cache(maxsize=256)(_id)
+
+
+def _opt_id(value: str | None) -> bytes:
+    return b"\0" if value is None else b"\1" + _id(value)
+
+
+_opt_text = lru_cache(maxsize=256)(_opt_id)
 
 
 @lru_cache(maxsize=4096)
@@ -166,32 +172,47 @@ def _holes(values: pa.Array, offsets: list[int]) -> dict[int, list[int]]:
     return inside
 
 
-def _framed(column: pa.Array) -> Iterable[tuple[bytes, Any, bytes]]:
-    """Each list of a vector as the three parts that are hashed of it: count, raw elements, positions of NULLs."""
+def _framed(column: pa.Array) -> tuple[Iterable[bytes], Iterable[Any], Iterable[bytes]]:
+    """What is hashed of the lists of a vector: their counts, their raw elements, the positions of their NULLs."""
     values = column.values
     if column.null_count or values.null_count:
-        return map(_frame, _arrays(column))
+        arrays = _arrays(column)
+        return map(_count, arrays), (b"" if array is None else array.raw for array in arrays), map(_nulls, arrays)
     width = values.type.bit_width // 8
     data = values.buffers()[1]
     raw = memoryview(b"" if data is None else data)[values.offset * width :]
     offsets = _offsets(column)
-    return [
-        (_u64(end - start), raw[start * width : end * width], _NO_NULLS)
-        for start, end in zip(offsets, offsets[1:], strict=False)
-    ]
+    ends = [offset * width for offset in offsets]
+    return (
+        map(_u64, map(sub, offsets[1:], offsets)),
+        map(raw.__getitem__, map(slice, ends, ends[1:])),
+        repeat(_NO_NULLS, len(column)),
+    )
 
 
-def _frame(array: ArrayBytes | None) -> tuple[bytes, Any, bytes]:
+def _count(array: ArrayBytes | None) -> bytes:
+    return _NULL_ARRAY if array is None else _u64(array.count)
+
+
+def _nulls(array: ArrayBytes | None) -> bytes:
     if array is None:
-        return (_NULL_ARRAY, b"", b"")
-    nulls = array.nulls
-    return (_u64(array.count), array.raw, struct.pack(f"<{len(nulls) + 1}Q", len(nulls), *nulls))
+        return b""
+    return struct.pack(f"<{len(array.nulls) + 1}Q", len(array.nulls), *array.nulls)
+
+
+def _blobs(column: pa.Array) -> Iterable[memoryview]:
+    """Each value of a vector of binaries, empty where it is NULL."""
+    data = column.buffers()[2]
+    offsets = _offsets(column)
+    return map(memoryview(b"" if data is None else data).__getitem__, map(slice, offsets, offsets[1:]))
 
 
 def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> Iterator[bytes]:
-    for above, (count, raw, _) in zip(parent.to_pylist(), _framed(token_ids), strict=True):
-        prefix = b"tokenlake.chain.1\0" if above is None else b"tokenlake.chain.1\1" + above
-        yield sha256(b"".join((prefix, count, raw))).digest()
+    count, raw, _ = _framed(token_ids)
+    given = (b"tokenlake.chain.1\0", b"tokenlake.chain.1\1")
+    prefix = map(given.__getitem__, parent.is_valid().to_pylist())
+    hashed = map(b"".join, zip(prefix, _blobs(parent), count, raw, strict=True))
+    return (sha256(each).digest() for each in hashed)
 
 
 def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
@@ -202,30 +223,31 @@ def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
         digests = _delta_digests(*(column.filter(whole) for column in columns))
         return (None if row in broken else next(digests) for row in range(len(columns[0])))
     read = {name: column.to_pylist() for name, column in given.items() if name not in _DELTA_NESTED}
-    framed = zip(
-        map(_u64, read["schema_version"]),
-        map(_text, read["rollout_id"]),
-        map(_i64, read["attempt"]),
-        map(_text, read["call_id"]),
-        map(_opt_text, read["parent_call_id"]),
-        map(_text, read["mode"]),
-        map(_i64, read["prev_len"]),
-        map(_i64, read["cum_len"]),
-        map(_opt_int, read["weight_version"]),
-        map(_opt_int, read["weight_version_end"]),
-        map(_opt_text, read["finish_reason"]),
-        map(_sampling, _structs(given["sampling"])),
-        map(_extras_digest, read["extras"]),
-        read["chain_hash"],
-        _framed(given["token_ids"]),
-        _framed(given["token_mask"]),
-        _framed(given["logprobs"]),
-        strict=True,
+    hashed = map(
+        b"".join,
+        zip(
+            repeat(b"tokenlake.delta.1", len(columns[0])),
+            map(_u64, read["schema_version"]),
+            map(_id, read["rollout_id"]),
+            map(_i64, read["attempt"]),
+            map(_id, read["call_id"]),
+            map(_opt_id, read["parent_call_id"]),
+            map(_text, read["mode"]),
+            map(_i64, read["prev_len"]),
+            map(_i64, read["cum_len"]),
+            map(_opt_int, read["weight_version"]),
+            map(_opt_int, read["weight_version_end"]),
+            map(_opt_text, read["finish_reason"]),
+            map(_sampling, _structs(given["sampling"])),
+            map(_extras_digest, read["extras"]),
+            _blobs(given["chain_hash"]),
+            *_framed(given["token_ids"]),
+            *_framed(given["token_mask"]),
+            *_framed(given["logprobs"]),
+            strict=True,
+        ),
     )
-    return (
-        sha256(b"".join((b"tokenlake.delta.1", *head, *ids, *mask, *logprobs))).digest()
-        for *head, ids, mask, logprobs in framed
-    )
+    return (sha256(each).digest() for each in hashed)
 
 
 _extras_digest = lru_cache(maxsize=64)(digest.extras_digest)

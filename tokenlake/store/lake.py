@@ -138,8 +138,8 @@ class OwnedLake:
     def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A refreshed DuckDB connection of the caller's own, with all relations, views and functions.
 
-        With `groups` the relations hold only these groups and what belongs to none. With `query` it is only sure to have
-        the views that this text names, which is quicker.
+        With `groups` the relations hold only these groups and what belongs to none. With `query` it is only sure to
+        have the views that this text names, which is quicker.
         """
         self.refresh()
         return self._index.cursor(groups, query=query)

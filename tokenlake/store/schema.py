@@ -71,9 +71,9 @@ DELTA = pa.schema(
         pa.field("logprobs", pa.list_(pa.float32())),
     ]
 )
-"""One call's delta. `token_ids`, `token_mask` (0 carried, 1 sampled) and `logprobs` (0.0 wherever the mask is 0) are
+"""One call's delta. `token_ids`, `token_mask` (0 carried, 1 sampled) and `logprobs` (0.0 where the mask is 0) are
 parallel: rendered prompt suffix first, sampled ids after. `prev_len`, `cum_len`: tokens. NULL `weight_version`:
-unknown. NULL `depth`, `root_call_id`: the claimed ancestry has no root. `extras`: canonical JSON text, NULL for none."""
+unknown. NULL `depth`, `root_call_id`: the claimed ancestry has no root. `extras`: canonical JSON, NULL for none."""
 
 PLACE = pa.schema(
     [

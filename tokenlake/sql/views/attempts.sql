@@ -35,7 +35,6 @@ folded AS (
     SELECT
         slots.group_id,
         slots.rollout_id,
-        events.attempt,
         any_value(slots.rollout_index) AS rollout_index,
         any_value(slots.n) AS n,
         any_value(slots.purpose) AS purpose,
@@ -45,44 +44,87 @@ folded AS (
         any_value(slots.mixed_weight_version) AS mixed_weight_version,
         any_value(slots.min_delivered_fraction) AS min_delivered_fraction,
         any_value(slots.min_valid_fraction_per_group) AS min_valid_fraction_per_group,
-        coalesce(bool_or(events.event_type = 'rollout_registered'), FALSE) AS registered,
-        coalesce(bool_or(events.event_type = 'rollout_frozen'), FALSE) AS frozen,
-        min(events.event_order) FILTER (events.ends) AS end_order,
-        arg_min(events.event_type, events.event_order) FILTER (events.ends) AS ending,
-        arg_min_null(events.reason, events.event_order) FILTER (events.ends) AS end_reason,
-        arg_min_null(events.reward, events.event_order) FILTER (events.ends) AS reward,
-        arg_min_null(events.terminal_selection, events.event_order) FILTER (events.ends) AS terminal_selection,
-        coalesce(
-            arg_min_null(events.terminal_call_id, events.event_order) FILTER (events.ends),
-            arg_min(events.terminal_call_id, events.event_order) FILTER (events.event_type = 'rollout_frozen')
-        ) AS declared_call_id,
-        min(events.event_order) FILTER (events.poisons) AS poison_order,
+        max(events.attempt) FILTER (events.event_type = 'rollout_registered') AS registered_attempt,
+        max(events.attempt) FILTER (events.ends) AS ended_attempt,
         arg_min(
-            CASE events.event_type
-                WHEN 'call_failed' THEN coalesce(events.reason, 'capture_failed')
-                ELSE json_text(events.detail, '$.poison')
-            END,
-            events.event_order
-        ) FILTER (events.poisons) AS poison,
-        arg_min(events.call_id, events.event_order) FILTER (events.poisons) AS poison_call_id,
-        list({ 'call_id': events.call_id, 'parent_call_id': events.parent_call_id })
-        FILTER (events.event_type = 'call_overflowed') AS overflows
+            {
+                'event_type': events.event_type,
+                'reason': events.reason,
+                'reward': events.reward,
+                'terminal_call_id': events.terminal_call_id,
+                'terminal_selection': events.terminal_selection,
+                'event_order': events.event_order
+            },
+            row(-events.attempt, events.event_order)
+        ) FILTER (events.ends) AS final,
+        arg_min(
+            { 'attempt': events.attempt, 'terminal_call_id': events.terminal_call_id },
+            row(-events.attempt, events.terminal_call_id IS NULL, events.event_order)
+        ) FILTER (events.event_type = 'rollout_frozen') AS freeze,
+        arg_min(
+            {
+                'attempt': events.attempt,
+                'call_id': events.call_id,
+                'reason': CASE events.event_type
+                    WHEN 'call_failed' THEN coalesce(events.reason, 'capture_failed')
+                    ELSE json_text(events.detail, '$.poison')
+                END,
+                'event_order': events.event_order
+            },
+            row(-events.attempt, events.event_order)
+        ) FILTER (events.poisons) AS poisoning,
+        list({
+            'attempt': events.attempt,
+            'call_id': events.call_id,
+            'parent_call_id': events.parent_call_id
+        }) FILTER (events.event_type = 'call_overflowed') AS overflows
     FROM slots
     LEFT JOIN events
         ON
             slots.group_id = events.group_id
             AND slots.rollout_id = events.rollout_id
-            AND (slots.closing_order IS NULL OR slots.closing_order >= events.event_order)
-    GROUP BY slots.group_id, slots.rollout_id, events.attempt
+            AND (slots.closing_order IS NULL OR events.event_order <= slots.closing_order)
+    GROUP BY slots.group_id, slots.rollout_id
+),
+
+chosen AS (
+    SELECT
+        *,
+        coalesce(registered_attempt, ended_attempt, 0) AS attempt,
+        CASE WHEN ended_attempt = coalesce(registered_attempt, ended_attempt) THEN final END AS ending_event
+    FROM folded
 )
 
 SELECT
-    * EXCLUDE (attempt, poison, poison_order),
-    coalesce(attempt, 0) AS attempt,
-    CASE WHEN end_order IS NULL OR poison_order <= end_order THEN poison END AS poison
-FROM folded
-QUALIFY
-    row_number() OVER (
-        PARTITION BY group_id, rollout_id
-        ORDER BY registered DESC, ending IS NOT NULL DESC, attempt DESC
-    ) = 1;
+    group_id,
+    rollout_id,
+    rollout_index,
+    n,
+    purpose,
+    closed_by,
+    closing_order,
+    dispatch_weight_version,
+    mixed_weight_version,
+    min_delivered_fraction,
+    min_valid_fraction_per_group,
+    attempt,
+    overflows,
+    registered_attempt IS NOT NULL AS registered,
+    coalesce(freeze.attempt = attempt, FALSE) AS frozen,
+    ending_event.event_type AS ending,
+    ending_event.event_order AS end_order,
+    ending_event.reason AS end_reason,
+    ending_event.reward AS reward,
+    ending_event.terminal_selection AS terminal_selection,
+    coalesce(
+        ending_event.terminal_call_id,
+        CASE WHEN freeze.attempt = attempt THEN freeze.terminal_call_id END
+    ) AS declared_call_id,
+    CASE
+        WHEN
+            poisoning.attempt = attempt
+            AND (ending_event IS NULL OR poisoning.event_order <= ending_event.event_order)
+            THEN poisoning.reason
+    END AS poison,
+    poisoning.call_id AS poison_call_id
+FROM chosen;

@@ -4,33 +4,42 @@
 -- grain: row
 -- reads: judged_rollouts, model_in_force
 CREATE OR REPLACE VIEW candidate_rows AS
-WITH grouped AS (
+WITH judged AS MATERIALIZED (
+    SELECT * FROM judged_rollouts
+),
+
+grouped AS (
+    SELECT
+        group_id,
+        count(*) FILTER (verdict <> 'open') AS ended,
+        count(*) FILTER (verdict = 'valid') AS valid_rows,
+        CASE
+            WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
+            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_min IS NULL) = 0
+                THEN min(weight_version_min) FILTER (verdict = 'valid')
+        END AS group_min_wv,
+        CASE
+            WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
+            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_max IS NULL) = 0
+                THEN max(weight_version_max) FILTER (verdict = 'valid')
+        END AS group_max_wv,
+        arg_min(prompt_ids, row(verdict <> 'valid', rollout_index)) FILTER (len(prompt_ids) > 0) AS prompt_ids
+    FROM judged
+    GROUP BY group_id
+),
+
+placed AS (
     SELECT
         judged.*,
         judged.verdict = 'valid' AS valid,
-        count(*) FILTER (judged.verdict <> 'open') OVER whole AS ended,
-        count(*) FILTER (judged.verdict = 'valid') OVER whole AS valid_rows,
-        CASE
-            WHEN count(*) FILTER (judged.verdict = 'valid') OVER whole = 0 THEN judged.dispatch_weight_version
-            WHEN count(*) FILTER (judged.verdict = 'valid' AND judged.weight_version_min IS NULL) OVER whole = 0
-                THEN min(judged.weight_version_min) FILTER (judged.verdict = 'valid') OVER whole
-        END AS group_min_wv,
-        CASE
-            WHEN count(*) FILTER (judged.verdict = 'valid') OVER whole = 0 THEN judged.dispatch_weight_version
-            WHEN count(*) FILTER (judged.verdict = 'valid' AND judged.weight_version_max IS NULL) OVER whole = 0
-                THEN max(judged.weight_version_max) FILTER (judged.verdict = 'valid') OVER whole
-        END AS group_max_wv,
-        coalesce(
-            first_value(CASE WHEN len(judged.prompt_ids) > 0 THEN judged.prompt_ids END IGNORE NULLS) OVER (
-                PARTITION BY judged.group_id
-                ORDER BY judged.verdict <> 'valid', judged.rollout_index
-                ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
-            ),
-            [model_in_force.pad_id]
-        ) AS prompt_ids_for_adv
-    FROM judged_rollouts AS judged
+        grouped.valid_rows,
+        grouped.group_min_wv,
+        grouped.group_max_wv,
+        coalesce(grouped.prompt_ids, [model_in_force.pad_id]) AS prompt_ids_for_adv
+    FROM judged
+    INNER JOIN grouped ON judged.group_id = grouped.group_id
     CROSS JOIN model_in_force
-    WINDOW whole AS (PARTITION BY judged.group_id)
+    WHERE grouped.ended = judged.n
 )
 
 SELECT
@@ -69,5 +78,4 @@ SELECT
     n,
     closed_by,
     valid_rows < min_valid_fraction_per_group * n AS too_few_valid
-FROM grouped
-WHERE ended = n;
+FROM placed;

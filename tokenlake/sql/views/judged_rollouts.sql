@@ -66,7 +66,7 @@ folded AS (
             },
             placed.position
         ) FILTER (calls.reason IS NOT NULL) AS fault,
-        any_value(calls.mask_len - coalesce(calls.mask_sum, 0)) FILTER (
+        any_value(coalesce(calls.first_sampled - 1, calls.mask_len)) FILTER (
             placed.position = 0
             AND calls.parent_call_id IS NULL
             AND calls.staged

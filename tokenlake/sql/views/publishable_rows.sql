@@ -5,5 +5,4 @@
 CREATE OR REPLACE VIEW publishable_rows AS
 SELECT * EXCLUDE (rollout_index, valid_rows, n, closed_by, too_few_valid)
 FROM candidate_rows
-WHERE closed_by IS NULL AND NOT too_few_valid
-ORDER BY group_id, rollout_index;
+WHERE closed_by IS NULL AND NOT too_few_valid;

@@ -77,7 +77,7 @@ named AS (
     SELECT
         *,
         list_transform(tree, LAMBDA call: call.call_id) AS call_ids,
-        list_filter(overflows, LAMBDA overflow: overflow.call_id = declared)[1] AS overflow
+        list_filter(overflows, LAMBDA cut: cut.call_id = declared AND cut.attempt = attempt)[1] AS overflow
     FROM folded
 ),
 
@@ -148,7 +148,7 @@ SELECT
             OR (
                 declared IS NULL
                 AND len(
-                    list_filter(overflows, LAMBDA cut: cut.parent_call_id = call_ids[terminal_number])
+                    list_filter(overflows, LAMBDA cut: cut.parent_call_id = call_ids[terminal_number] AND cut.attempt = attempt)
                 ) > 0
             )
         ),

@@ -47,7 +47,7 @@ WITH joined AS (
         len(deltas.token_ids) AS ids_len,
         len(deltas.token_mask) AS mask_len,
         len(deltas.logprobs) AS logprobs_len,
-        list_sum(deltas.token_mask) AS mask_sum,
+        list_position(deltas.token_mask, 1) AS first_sampled,
         list_max(deltas.logprobs) AS logprob_max,
         list_min(deltas.logprobs) AS logprob_min,
         deltas.digest = tl_delta_digest(
@@ -88,7 +88,8 @@ WITH joined AS (
             AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
             AND (
                 deltas.token_mask IS NULL
-                OR calls.sampled_tokens IS NOT DISTINCT FROM coalesce(list_sum(deltas.token_mask), 0)
+                OR calls.sampled_tokens
+                = coalesce(len(deltas.token_mask) - list_position(deltas.token_mask, 1) + 1, 0)
             )
         ) AS lineage_equal,
         (
@@ -137,7 +138,7 @@ checked AS (
             WHEN parent_call_id IS NULL THEN coalesce(prev_len = 0, FALSE)
             ELSE NOT parent_found OR coalesce(prev_len = parent_cum_len, FALSE)
         END AS ok_parent_length,
-        NOT staged OR (token_ids IS NOT NULL AND list_count(token_ids) = ids_len) AS ok_token_ids_present,
+        NOT staged OR (token_ids IS NOT NULL AND list_position(token_ids, NULL) IS NULL) AS ok_token_ids_present,
         NOT staged OR logprobs IS NOT NULL AS ok_logprobs_present,
         NOT staged
         OR (
@@ -146,16 +147,11 @@ checked AS (
             AND coalesce(prev_len + ids_len = cum_len, token_ids IS NULL)
         ) AS ok_lengths,
         NOT staged
-        OR coalesce(
-            list_count(token_mask) = mask_len
-            AND CASE mask_sum
-                WHEN 0 THEN TRUE
-                ELSE
-                    list_max(token_mask) = 1
-                    AND list_position(token_mask, 1) = mask_len - mask_sum + 1
-            END,
-            mask_len = 0,
-            FALSE
+        OR (
+            token_mask IS NOT NULL
+            AND list_position(token_mask, NULL) IS NULL
+            AND coalesce(list_max(token_mask) <= 1, TRUE)
+            AND list_position(token_mask[first_sampled:], 0) IS NULL
         ) AS ok_mask,
         NOT staged
         OR token_ids IS NULL
@@ -174,18 +170,13 @@ checked AS (
         NOT staged OR weight_version_equal AS ok_weight_version,
         coalesce(list_min(token_ids) >= 0, TRUE) AS ok_token_ids_positive,
         coalesce(list_max(token_ids) < vocab_size, TRUE) AS ok_token_ids_in_vocabulary,
-        coalesce(list_count(logprobs) = logprobs_len, TRUE) AS ok_logprobs_no_null,
+        (list_position(logprobs, NULL) IS NULL) AS ok_logprobs_no_null,
         coalesce(NOT isnan(logprob_max), TRUE) AS ok_logprobs_no_nan,
         coalesce(NOT isinf(logprob_max) AND NOT isinf(logprob_min), TRUE) AS ok_logprobs_finite,
         coalesce(isnan(logprob_max) OR isinf(logprob_max) OR logprob_max <= 0, TRUE) AS ok_logprobs_not_positive,
         coalesce(isinf(logprob_min) OR logprob_min > -9999, TRUE) AS ok_logprobs_no_sentinel,
         coalesce(
-            mask_sum = mask_len
-            OR (
-                list_min(logprobs[1:mask_len - mask_sum]) = 0
-                AND list_max(logprobs[1:mask_len - mask_sum]) = 0
-            ),
-            TRUE
+            first_sampled = 1 OR list_min(logprobs[1:coalesce(first_sampled - 1, mask_len)]) >= 0, TRUE
         ) AS ok_logprobs_zero_unsampled,
         coalesce(weight_version >= parent_weight_version, TRUE) AS ok_weight_version_monotone
     FROM joined
