@@ -39,7 +39,7 @@ def bounded_query(lake: OwnedLake, text: str, params: Sequence[Any], settings: S
 
     Raises `QueryError` for what cannot run or is not one reading statement, `Deadline` when it takes too long.
     """
-    con = lake.connect()
+    con = lake.connect(query=text)
     timer = threading.Timer(settings.sql_timeout_s, con.interrupt)
     timer.daemon = True
     try:

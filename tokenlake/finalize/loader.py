@@ -141,8 +141,9 @@ def _load(lake: Lake, groups: list[str], pad_id: int) -> Batch:
     input_ids = torch.full((rows, width), pad_id, dtype=torch.int64)
     token_mask = torch.zeros((rows, width), dtype=torch.float32)
     logprobs = torch.zeros((rows, width), dtype=torch.float32)
-    for row, length in enumerate(lengths.tolist()):
-        input_ids[row, :length] = arrays["input_ids"][row]
+    for row, ids in enumerate(arrays["input_ids"]):
+        length = len(ids)
+        input_ids[row, :length] = ids
         token_mask[row, :length] = arrays["token_mask"][row]
         logprobs[row, :length] = arrays["logprobs"][row]
     position = {group: index for index, group in enumerate(groups)}

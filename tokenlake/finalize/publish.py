@@ -49,7 +49,7 @@ def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ConfigError` for unknown names or values. Returns all policies.
     """
     found = lake.sql(sql.read("reads/policy")).fetchall()
-    before = json.loads(found[0][0]) if found else {}
+    before: dict[str, Any] = json.loads(found[0][0]) if found else {}
     policy = parse_policy({**before, **settings})
     if policy != before:
         lake.lineage.append("policy_set", detail=json.dumps(policy, sort_keys=True))

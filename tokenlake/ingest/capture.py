@@ -413,7 +413,7 @@ def _ids(values: Sequence[int | str] | None, missing: str) -> array[int]:
         ids = array("i", cast("Sequence[int]", values))  # the quick path; texts take the next
     except (TypeError, OverflowError):
         ids = array("i", [_id(value) for value in values])
-    if ids and min(ids) < 0:
+    if not ids.tobytes()[3::4].isascii():  # a sign bit; the whole array at memory speed
         raise _failure("token_id_invalid")
     return ids
 

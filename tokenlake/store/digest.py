@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from tokenlake.errors import InvalidInput
@@ -243,9 +244,17 @@ def row_digest(
     return h.digest()
 
 
-_EVENT_FIELDS = tuple(
-    (field.name, _text(field.name)) for field in LINEAGE if field.name not in ("prev_hash", "event_hash")
-)
+_UNBOUND = ("prev_hash", "event_hash")
+_EVENT_FIELDS = tuple((name, _text(name)) for name in LINEAGE.names if name not in _UNBOUND)
+
+
+@lru_cache(maxsize=256)
+def _bound_fields(names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    """The columns among `names` in the order of the schema, framed; events of one kind share it."""
+    unknown = sorted(set(names) - set(LINEAGE.names))
+    if unknown:
+        raise InvalidInput(f"unknown lineage columns: {', '.join(unknown)}", columns=unknown)
+    return tuple(field for field in _EVENT_FIELDS if field[0] in names)
 
 
 def event_hash(prev_hash: bytes, event: Mapping[str, Any]) -> bytes:
@@ -255,12 +264,10 @@ def event_hash(prev_hash: bytes, event: Mapping[str, Any]) -> bytes:
     None are the same. Unknown keys are an `InvalidInput`, because they would not be bound. 32 bytes.
     """
     parts = [b"tokenlake.event.1", prev_hash]
-    seen = 0
-    for name, framed in _EVENT_FIELDS:
-        value = event.get(name)
+    for name, framed in _bound_fields(tuple(event)):
+        value = event[name]
         if value is None:
             continue
-        seen += 1
         if isinstance(value, str):
             parts += (framed, b"t", _text(value))
         elif isinstance(value, int):  # bool is one
@@ -271,8 +278,4 @@ def event_hash(prev_hash: bytes, event: Mapping[str, Any]) -> bytes:
             parts += (framed, b"b", _u64(len(value)), value)
         else:
             raise InvalidInput(f"lineage column {name} cannot hold a {type(value).__name__}", column=name)
-    bound = sum(1 for name, value in event.items() if value is not None and name not in ("prev_hash", "event_hash"))
-    if seen != bound:
-        unknown = sorted(set(event) - set(LINEAGE.names))
-        raise InvalidInput(f"unknown lineage columns: {', '.join(unknown)}", columns=unknown)
     return hashlib.sha256(b"".join(parts)).digest()

@@ -4,4 +4,4 @@
 CREATE TEMP TABLE tl_events AS
 SELECT tl_events.*
 FROM tl_events
-WHERE tl_group IS NULL OR tl_group IN (SELECT unnest(?::VARCHAR []));
+WHERE tl_group IS NULL OR tl_group IN (SELECT unnest(?1::VARCHAR[]));

@@ -4,4 +4,4 @@
 CREATE TEMP TABLE tl_places AS
 SELECT tl_places.*
 FROM tl_places
-WHERE group_id IN (SELECT unnest(?::VARCHAR []));
+WHERE group_id IN (SELECT unnest(?1::VARCHAR[]));

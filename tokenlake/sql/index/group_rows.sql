@@ -4,4 +4,4 @@
 CREATE TEMP TABLE tl_rows AS
 SELECT tl_rows.*
 FROM tl_rows
-WHERE group_id IN (SELECT unnest(?::VARCHAR []));
+WHERE group_id IN (SELECT unnest(?1::VARCHAR[]));

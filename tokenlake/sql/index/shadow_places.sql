@@ -11,7 +11,7 @@ FROM (
         digest,
         max(row(staged_at, writer, segment, byte_offset, batch_row)) AS last_copy
     FROM tl_places
-    WHERE ?1 IS NULL OR rollout_id IN (SELECT unnest(?1::VARCHAR []))
+    WHERE ?1 IS NULL OR rollout_id IN (SELECT unnest(?1::VARCHAR[]))
     GROUP BY ALL
     HAVING count(*) > 1 OR bool_or(shadowed)
 ) AS copies

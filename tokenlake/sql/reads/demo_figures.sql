@@ -40,17 +40,47 @@ signals AS (
 )
 
 SELECT
-    (SELECT count(*) FROM groups WHERE state = 'published') AS groups,
+    (
+        SELECT count(*) FROM groups
+        WHERE state = 'published'
+    ) AS groups,
     (SELECT count(*) FROM ready_rows) AS rows,
-    (SELECT count(*) FROM ready_rows WHERE sample_mask = 1) AS valid_rows,
+    (
+        SELECT count(*) FROM ready_rows
+        WHERE sample_mask = 1
+    ) AS valid_rows,
     (SELECT json_group_object(reason, placeholders) FROM by_reason) AS placeholders,
     (SELECT json_group_object(reason, roots) FROM by_cause) AS roots,
-    (SELECT count(*) FROM calls WHERE status = 'committed') AS calls,
-    (SELECT count(*) FROM calls WHERE status = 'committed' AND mode = 'token_in') AS token_in,
-    (SELECT coalesce(avg(reward), 0) FROM ready_rows WHERE sample_mask = 1) AS mean_reward,
-    (SELECT count(*) FROM signals WHERE mixed) AS mixed_groups,
+    (
+        SELECT count(*) FROM calls
+        WHERE status = 'committed'
+    ) AS calls,
+    (
+        SELECT count(*) FROM calls
+        WHERE status = 'committed' AND mode = 'token_in'
+    ) AS token_in,
+    (
+        SELECT coalesce(avg(reward), 0) FROM ready_rows
+        WHERE sample_mask = 1
+    ) AS mean_reward,
+    (
+        SELECT count(*) FROM signals
+        WHERE mixed
+    ) AS mixed_groups,
     (SELECT json_group_object(versions, in_rows) FROM by_version) AS version_spread,
-    (SELECT coalesce(sum(sampled_tokens), 0)::BIGINT FROM calls WHERE status = 'committed') AS sampled_tokens,
-    (SELECT coalesce(sum(sampled_tokens), 0)::BIGINT FROM ready_rows WHERE sample_mask = 1) AS trained_tokens,
-    (SELECT coalesce(sum(byte_length), 0)::BIGINT FROM lineage WHERE event_type = 'call_committed') AS staged_bytes,
-    (SELECT count(*) FROM audit_findings WHERE severity = 'fault') AS faults;
+    (
+        SELECT coalesce(sum(sampled_tokens), 0)::BIGINT FROM calls
+        WHERE status = 'committed'
+    ) AS sampled_tokens,
+    (
+        SELECT coalesce(sum(sampled_tokens), 0)::BIGINT FROM ready_rows
+        WHERE sample_mask = 1
+    ) AS trained_tokens,
+    (
+        SELECT coalesce(sum(byte_length), 0)::BIGINT FROM lineage
+        WHERE event_type = 'call_committed'
+    ) AS staged_bytes,
+    (
+        SELECT count(*) FROM audit_findings
+        WHERE severity = 'fault'
+    ) AS faults;

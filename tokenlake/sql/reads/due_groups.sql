@@ -3,5 +3,5 @@
 -- reads: groups
 SELECT group_id
 FROM groups
-WHERE state = 'due' AND (?1 IS NULL OR list_contains(?1::VARCHAR [], group_id))
+WHERE state = 'due' AND (?1 IS NULL OR list_contains(?1::VARCHAR[], group_id))
 ORDER BY group_id;

@@ -14,7 +14,7 @@ LEFT JOIN attempts ON slots.group_id = attempts.group_id AND slots.rollout_id = 
 WHERE
     group_records.closed_by IS NULL
     AND attempts.ending IS NULL
-    AND (?4 IS NULL OR list_contains(?4::VARCHAR [], slots.group_id))
+    AND (?4 IS NULL OR list_contains(?4::VARCHAR[], slots.group_id))
     AND (
         ?3
         OR epoch_us(group_records.deadline_at) <= ?1

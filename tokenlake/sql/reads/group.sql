@@ -7,5 +7,5 @@ SELECT
     max(detail) FILTER (event_type = 'group_registered') AS meta,
     bool_or(event_type IN ('group_published', 'group_dropped')) AS closed
 FROM lineage
-WHERE group_id = ? AND event_type IN ('group_registered', 'group_published', 'group_dropped')
+WHERE group_id = ?1 AND event_type IN ('group_registered', 'group_published', 'group_dropped')
 HAVING bool_or(event_type = 'group_registered');

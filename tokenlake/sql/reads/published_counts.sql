@@ -31,6 +31,6 @@ SELECT
 FROM group_records
 LEFT JOIN due_rows ON group_records.group_id = due_rows.group_id
 LEFT JOIN by_reason ON group_records.group_id = by_reason.group_id
-WHERE list_contains(?1::VARCHAR [], group_records.group_id)
+WHERE list_contains(?1::VARCHAR[], group_records.group_id)
 GROUP BY group_records.group_id, group_records.n, group_records.min_valid_fraction_per_group
 ORDER BY group_records.group_id;

@@ -6,5 +6,5 @@ SELECT
     any_value(group_min_wv) AS group_min_wv,
     any_value(group_max_wv) AS group_max_wv
 FROM ready_rows
-WHERE group_id = ?
+WHERE group_id = ?1
 HAVING count(*) > 0;

@@ -4,6 +4,6 @@
 SELECT *
 FROM lineage
 WHERE
-    rollout_id = ?
+    rollout_id = ?1
     AND event_type IN ('rollout_registered', 'call_committed', 'rollout_sealed', 'rollout_failed')
 ORDER BY lineage.at, event_writer, event_seq;

@@ -11,5 +11,5 @@ SELECT
         input_ids, token_mask, logprobs
     ) AS row_digest
 FROM publishable_rows
-WHERE list_contains(?2::VARCHAR [], group_id)
+WHERE list_contains(?2::VARCHAR[], group_id)
 ORDER BY group_id, length(sample_id), sample_id, segment_index;

@@ -56,11 +56,11 @@ folded AS (
                 'event_order': events.event_order
             },
             row(-events.attempt, events.event_order)
-        ) FILTER (events.ends) AS final,
+        ) FILTER (events.ends) AS last_end,
         arg_min(
             { 'attempt': events.attempt, 'terminal_call_id': events.terminal_call_id },
             row(-events.attempt, events.terminal_call_id IS NULL, events.event_order)
-        ) FILTER (events.event_type = 'rollout_frozen') AS freeze,
+        ) FILTER (events.event_type = 'rollout_frozen') AS freezing,
         arg_min(
             {
                 'attempt': events.attempt,
@@ -83,7 +83,7 @@ folded AS (
         ON
             slots.group_id = events.group_id
             AND slots.rollout_id = events.rollout_id
-            AND (slots.closing_order IS NULL OR events.event_order <= slots.closing_order)
+            AND (slots.closing_order IS NULL OR slots.closing_order >= events.event_order)
     GROUP BY slots.group_id, slots.rollout_id
 ),
 
@@ -91,7 +91,7 @@ chosen AS (
     SELECT
         *,
         coalesce(registered_attempt, ended_attempt, 0) AS attempt,
-        CASE WHEN ended_attempt = coalesce(registered_attempt, ended_attempt) THEN final END AS ending_event
+        CASE WHEN ended_attempt = coalesce(registered_attempt, ended_attempt) THEN last_end END AS ending_event
     FROM folded
 )
 
@@ -110,7 +110,7 @@ SELECT
     attempt,
     overflows,
     registered_attempt IS NOT NULL AS registered,
-    coalesce(freeze.attempt = attempt, FALSE) AS frozen,
+    coalesce(freezing.attempt = attempt, FALSE) AS frozen,
     ending_event.event_type AS ending,
     ending_event.event_order AS end_order,
     ending_event.reason AS end_reason,
@@ -118,7 +118,7 @@ SELECT
     ending_event.terminal_selection AS terminal_selection,
     coalesce(
         ending_event.terminal_call_id,
-        CASE WHEN freeze.attempt = attempt THEN freeze.terminal_call_id END
+        CASE WHEN freezing.attempt = attempt THEN freezing.terminal_call_id END
     ) AS declared_call_id,
     CASE
         WHEN

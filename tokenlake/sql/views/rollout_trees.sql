@@ -148,7 +148,9 @@ SELECT
             OR (
                 declared IS NULL
                 AND len(
-                    list_filter(overflows, LAMBDA cut: cut.parent_call_id = call_ids[terminal_number] AND cut.attempt = attempt)
+                    list_filter(
+                        overflows, LAMBDA cut: cut.parent_call_id = call_ids[terminal_number] AND cut.attempt = attempt
+                    )
                 ) > 0
             )
         ),
