@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 from tokenlake import sql
@@ -99,14 +100,23 @@ class Publisher:
             return done
 
     async def publish_now(self, group_id: str) -> PublishedGroup:
-        """Publish one group whose deadline is taken as passed; raises `Conflict` when it is closed."""
+        """Publish one group whose deadline is taken as passed; says the same again of one that is published.
+
+        Raises `Conflict` for a group that was dropped.
+        """
         group = self._control.groups.get(group_id)
         if group is None:
             raise NotFound(f"no group {group_id}", group_id=group_id)
         done = await self.publish([group_id], force_deadline=True)
-        if not done:
+        if done:
+            return done[0]
+        if group.state != "published":
             raise Conflict(f"group {group_id} is {group.state}", group_id=group_id)
-        return done[0]
+        text = sql.read("reads/ready_rows_of")
+        rows = await asyncio.to_thread(fetch, self._lake, text, [[group_id]], groups=[group_id])
+        reasons = Counter(reason for reason in rows.column("reason").to_pylist() if reason is not None)
+        valid = rows.num_rows - reasons.total()
+        return PublishedGroup(group_id=group_id, n=group.n, valid=valid, reasons=dict(reasons), dropped=None)
 
     def _is_due(self, group: Group) -> bool:
         if group.state != "open":

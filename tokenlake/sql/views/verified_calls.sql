@@ -2,7 +2,7 @@
 --   nothing to look at passes: the absence is a finding of its own. `other_record`: the record is not the one that was
 --   committed. `reason`: the first fault in a fixed order; NULL when the record is sound
 -- grain: call x record (one, unless a second was staged)
--- reads: committed_calls, deltas, group_of, foreign_parents, cyclic_calls, retirements, model_in_force
+-- reads: committed_calls, deltas, foreign_parents, cyclic_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls AS
 WITH joined AS (
     SELECT
