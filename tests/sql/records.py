@@ -1,7 +1,7 @@
 """A lake in memory for a case: what its JSON leaves out is filled in as a sound recorder would have written it.
 
-A delta needs `rollout_id`, `call_id`, `token_ids` and `token_mask`; lengths, hashes and digest follow from them and from
-its parent. A `call_committed` event says what its delta says. A key that is given, null included, stays as it is.
+A delta needs `rollout_id`, `call_id`, `token_ids` and `token_mask`; lengths, hashes and digest follow from them and
+from its parent. A `call_committed` event says what its delta says. A key that is given, null included, stays as it is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,21 @@ Record = dict[str, Any]
 START = datetime(2025, 1, 1, tzinfo=UTC)
 ROWS = ROW.append(pa.field("segment", pa.int32()))
 FINDINGS = pa.schema([("kind", pa.string()), ("place", pa.string()), ("detail", pa.string())])
+BOUND = (
+    "schema_version",
+    "rollout_id",
+    "attempt",
+    "call_id",
+    "parent_call_id",
+    "mode",
+    "prev_len",
+    "cum_len",
+    "weight_version",
+    "weight_version_end",
+    "finish_reason",
+    "extras_digest",
+    "chain_hash",
+)
 RELATIONS = {"lineage": LINEAGE, "deltas": DELTA, "rows": ROWS, "lake_findings": FINDINGS}
 
 
@@ -111,13 +126,7 @@ def complete_delta(given: Record, others: Sequence[Record]) -> Record:
     delta.setdefault(
         "digest",
         delta_digest(
-            **{
-                name: delta[name]
-                for name in (
-                    "schema_version rollout_id attempt call_id parent_call_id mode prev_len cum_len weight_version "
-                    "weight_version_end finish_reason extras_digest chain_hash"
-                ).split()
-            },
+            **{name: delta[name] for name in BOUND},
             sampling=tuple(sampling[field.name] for field in DELTA.field("sampling").type),
             token_ids=raw("i", ids),
             token_mask=raw("B", mask),

@@ -8,17 +8,15 @@ last for that moment.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
 from duckdb import sqltypes
-from duckdb.func import ARROW, SPECIAL
 
 from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.encode import DELTA_LAYOUT
@@ -26,6 +24,7 @@ from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.records import conform
 from tokenlake.store.schema import DELTA, ROW
 from tokenlake.store.shape import Kind
+from tokenlake.store.sqlfunction import add_function
 from tokenlake.store.sqltypes import sql_type
 from tokenlake.store.walk import read_batch
 
@@ -61,11 +60,11 @@ class Fetcher:
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
         """Make the four functions known to a database; its cursors have them too."""
         boolean = sqltypes.BOOLEAN
-        _add(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
-        _add(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
+        add_function(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
+        add_function(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
         delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
-        _add(con, "tl_delta", lambda *c: self._give(self._delta, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
-        _add(con, "tl_row", lambda *c: self._give(self._row, c, ROW), _ROW_ARGUMENTS, sql_type(row))
+        add_function(con, "tl_delta", lambda *c: self._give(self._delta, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
+        add_function(con, "tl_row", lambda *c: self._give(self._row, c, ROW), _ROW_ARGUMENTS, sql_type(row))
 
     def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         places = _places(columns)
@@ -148,22 +147,6 @@ _Read = Callable[[_Place, _Batches], _Found]
 
 def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
-
-
-def _add(
-    con: duckdb.DuckDBPyConnection,
-    name: str,
-    function: Callable[..., Any],
-    parameters: Mapping[str, Any],
-    returns: Any,
-) -> None:
-    def vector(*columns: pa.ChunkedArray) -> Any:
-        return function(*columns)
-
-    # DuckDB counts the parameters of the callable.
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
-    con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)
 
 
 def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:

@@ -19,17 +19,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import sub
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from duckdb import sqltypes
 
 from tokenlake.store import digest
 from tokenlake.store.digest import ArrayBytes
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
+from tokenlake.store.sqlfunction import add_function
 from tokenlake.store.sqltypes import sql_type
 
 __all__ = ["register"]
@@ -63,29 +65,25 @@ _ROW_OPTIONAL = frozenset(field.name for field in ROW if field.nullable) | froze
 def register(con: duckdb.DuckDBPyConnection) -> None:
     """Register the digest functions on a connection that has none yet; its cursors have them too."""
     delta_types = {name: sql_type(DELTA.field(name).type) for name in _DELTA_ARGUMENTS}
-    chain = {"parent": duckdb.sqltypes.BLOB, "token_ids": delta_types["token_ids"]}
+    chain: dict[str, Any] = {"parent": sqltypes.BLOB, "token_ids": delta_types["token_ids"]}
     event = duckdb.struct_type({field.name: sql_type(field.type) for field in LINEAGE})
-    _add(con, "tl_chain_hash", _chain_hashes, chain)
-    _add(con, "tl_delta_digest", _delta_digests, delta_types)
-    _add(con, "tl_row_digest", _row_digests, {name: sql_type(ROW.field(name).type) for name in _ROW_ARGUMENTS})
-    _add(con, "tl_event_hash", _event_hashes, {"event": event})
-
-
-def _add(
-    con: duckdb.DuckDBPyConnection,
-    name: str,
-    digests: Callable[..., Iterable[bytes | None]],
-    parameters: Mapping[str, Any],
-) -> None:
-    def vector(*columns: pa.ChunkedArray) -> pa.Array:
-        return pa.array(digests(*map(_whole, columns)), pa.binary())
-
-    # DuckDB counts the parameters of the callable.
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
-    con.create_function(
-        name, vector, list(parameters.values()), duckdb.sqltypes.BLOB, type="arrow", null_handling="special"
+    add_function(con, "tl_chain_hash", _digests(_chain_hashes), chain, sqltypes.BLOB)
+    add_function(con, "tl_delta_digest", _digests(_delta_digests), delta_types, sqltypes.BLOB)
+    add_function(
+        con,
+        "tl_row_digest",
+        _digests(_row_digests),
+        {name: sql_type(ROW.field(name).type) for name in _ROW_ARGUMENTS},
+        sqltypes.BLOB,
     )
+    add_function(con, "tl_event_hash", _digests(_event_hashes), {"event": event}, sqltypes.BLOB)
+
+
+def _digests(function: Callable[..., Iterable[bytes | None]]) -> Callable[..., pa.Array]:
+    def vector(*columns: pa.ChunkedArray) -> pa.Array:
+        return pa.array(function(*map(_whole, columns)), pa.binary())
+
+    return vector
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -143,8 +141,7 @@ def _arrays(column: pa.Array) -> list[ArrayBytes | None]:
     raw = memoryview(b"" if data is None else data)[values.offset * width :]
     offsets = _offsets(column)
     found: list[ArrayBytes | None] = [
-        ArrayBytes(end - start, raw[start * width : end * width])
-        for start, end in zip(offsets, offsets[1:], strict=False)
+        ArrayBytes(end - start, raw[start * width : end * width]) for start, end in pairwise(offsets)
     ]
     for row, nulls in _holes(values, offsets).items():
         whole = bytearray(raw[offsets[row] * width : offsets[row + 1] * width])
@@ -216,7 +213,7 @@ def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> Iterator[bytes]:
 
 
 def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
-    given = dict(zip(_DELTA_ARGUMENTS, columns, strict=True))
+    given: dict[str, pa.Array] = dict(zip(_DELTA_ARGUMENTS, columns, strict=True))
     broken = _broken(given)
     if broken:
         whole = pc.invert(pa.array([row in broken for row in range(len(columns[0]))]))

@@ -130,7 +130,7 @@ POLICIES: Mapping[str, Policy] = {
             owner="replay buffer",
             unit="weight versions, or none for no limit",
             default=None,
-            sentence="How far a claimed group's oldest version may lie behind the trainer's when the claim does not say.",
+            sentence="How far a claimed group's oldest version may lie behind the trainer's, unless the claim says so.",
             parse=_versions,
         ),
         Policy(

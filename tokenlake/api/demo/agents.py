@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import httpx
-
 from tokenlake.api.client import AsyncClient
 from tokenlake.api.demo.plan import Kind
 from tokenlake.api.demo.tasks import Task
@@ -28,7 +26,7 @@ from tokenlake.ingest.tiny.tasks import (
 )
 
 try:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
     from openai.types.chat import ChatCompletion
 except ImportError as error:
     raise MissingExtra("the demo needs the openai package: pip install 'tokenlake[demo]'") from error
@@ -165,13 +163,13 @@ class Agent:
             await self._pause.leave()
 
     def _sdk(self, slot: Slot) -> AsyncOpenAI:
-        async def sent(request: httpx.Request) -> None:
+        async def sent(request: Any) -> None:
             self._traffic.requests += len(request.content)
 
-        async def received(response: httpx.Response) -> None:
+        async def received(response: Any) -> None:
             self._traffic.responses += len(await response.aread())
 
-        http = httpx.AsyncClient(event_hooks={"request": [sent], "response": [received]}, timeout=_DEADLINE_S)
+        http = DefaultAsyncHttpxClient(event_hooks={"request": [sent], "response": [received]}, timeout=_DEADLINE_S)
         return AsyncOpenAI(base_url=slot.base_url, api_key=slot.data_capability, http_client=http)
 
 

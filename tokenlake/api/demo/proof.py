@@ -18,7 +18,7 @@ from typing import Any
 from tokenlake import sql
 from tokenlake.store.reader import Lake
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "Scorer", "prove"]
 
 Scorer = Callable[[int | None, Sequence[int]], Sequence[float]]
 """(weight version, ids) to the log-probability of each id given the ids before it."""

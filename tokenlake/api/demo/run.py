@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from rich.console import Console
@@ -21,7 +21,7 @@ from tokenlake import open as open_lake
 from tokenlake.api.client import AsyncClient
 from tokenlake.api.demo.agents import Agent, Pause, Traffic, slot_of
 from tokenlake.api.demo.plan import expected, kind_of
-from tokenlake.api.demo.proof import Proof, prove
+from tokenlake.api.demo.proof import Proof, Scorer, prove
 from tokenlake.api.demo.report import complaints, measure, show
 from tokenlake.api.demo.tasks import make_tasks
 from tokenlake.api.serve import Running, embedded
@@ -37,7 +37,6 @@ __all__ = ["run"]
 _UPDATE_AFTER = 0.3
 """Share of the rollouts that have ended when the weights change."""
 _NOISE = 2e-3
-_PUBLISH_DEADLINE_S = 30.0
 
 State = Mapping[str, torch.Tensor]
 
@@ -175,16 +174,14 @@ def _copy(engine: TinyEngine) -> State:
     return {name: weight.detach().clone() for name, weight in engine.model.state_dict().items()}
 
 
-def _scorer(engine: TinyEngine, done: _Run) -> Any:
+def _scorer(engine: TinyEngine, done: _Run) -> Scorer:
     def scored(version: int | None, ids: Sequence[int]) -> list[float]:
-        return score(done.weights[version], ids, config=engine.model.config).tolist()
+        return cast("Any", score(done.weights[version], ids, config=engine.model.config)).tolist()
 
     return scored
 
 
 async def _published(control: AsyncClient, groups: int) -> None:
-    """Wait until the service has published every group; it does so when the last rollout of a group ends."""
-    async with asyncio.timeout(_PUBLISH_DEADLINE_S):
-        for g in range(groups):
-            while (await control.group(f"demo-{g:02d}"))["state"] != "published":
-                await asyncio.sleep(0.05)
+    """Wait until every group is published; the service does so itself when the last rollout of a group ends."""
+    for g in range(groups):
+        await control.publish(f"demo-{g:02d}")

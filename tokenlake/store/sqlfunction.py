@@ -1,0 +1,35 @@
+"""Registering a vectorized function on a DuckDB connection."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from duckdb.func import ARROW, SPECIAL
+
+__all__ = ["add_function"]
+
+
+def add_function(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    function: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    returns: Any,
+) -> None:
+    """Register `function`, which takes one `pa.ChunkedArray` a parameter and sees NULLs, under `name`.
+
+    `parameters` maps names to DuckDB types; `returns` is the DuckDB type of the Arrow array that comes back. Cursors of
+    the connection have the function too.
+    """
+
+    def vector(*columns: pa.ChunkedArray) -> Any:
+        return function(*columns)
+
+    # DuckDB counts the parameters of the callable.
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
+    con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)
