@@ -78,15 +78,6 @@ def _seconds(value: Any) -> float | None:
     return number
 
 
-def _versions(value: Any) -> int | None:
-    if _absent(value):
-        return None
-    number = _number(value)
-    if number < 0 or number != int(number):
-        raise ValueError("use a whole number of versions, 0 or more, or none")
-    return int(number)
-
-
 _action = _choice("root", "poison")
 
 
@@ -124,14 +115,6 @@ POLICIES: Mapping[str, Policy] = {
             default=None,
             sentence="When the places that nobody ended become placeholders, beside a group's own deadline.",
             parse=_seconds,
-        ),
-        Policy(
-            name="max_staleness",
-            owner="replay buffer",
-            unit="weight versions, or none for no limit",
-            default=None,
-            sentence="How far a claimed group's oldest version may lie behind the trainer's, unless the claim says so.",
-            parse=_versions,
         ),
         Policy(
             name="min_delivered_fraction",
