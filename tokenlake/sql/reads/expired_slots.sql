@@ -1,6 +1,6 @@
--- what: slots of open groups that nobody ended although the group's deadline has passed at ?1 (microseconds since the
---   the epoch); ?2 is the policy's deadline in seconds after registration or NULL, ?3 takes every deadline as passed, ?4
---   are the groups to look at or NULL for all
+-- what: slots of open groups that nobody ended although their deadline has passed at ?1 (microseconds since the epoch);
+--   ?2 is the policy's deadline in seconds after registration or NULL, ?3 takes every deadline as passed, ?4 are the
+--   groups to look at or NULL for all
 -- grain: slot
 -- reads: slots, group_records, attempts
 SELECT
