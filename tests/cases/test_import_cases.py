@@ -166,6 +166,25 @@ def test_mixed_versions_can_be_rejected_and_siblings_stay(case: CaseLake) -> Non
     assert [r["reason"] for r in case.rows()] == ["mixed_weight_version", None]
 
 
+def test_a_group_with_too_few_valid_rows_is_dropped_with_its_reason_and_never_short(case: CaseLake) -> None:
+    case.take(
+        group("g7", 2),
+        call("g7_g0", "c0", [1], [2]),
+        seal("g7_g0"),
+        fail("g7_g1"),
+        group("g8", 1),
+        call("g8_g0", "c0", [1], [2]),
+        seal("g8_g0"),
+    )
+    out = case.finalize("--policy", "min_valid_fraction_per_group=0.75")
+    assert "g7: dropped (min_valid_fraction_per_group)" in out
+    assert [row["sample_id"] for row in case.rows()] == ["g8_g0"]
+    assert case.sql("SELECT reason FROM lineage WHERE event_type = 'group_dropped'") == [
+        ("min_valid_fraction_per_group",)
+    ]
+    assert "published 0 groups" in case.finalize()
+
+
 BASE = call(G, "c0", [1, 2, 3], [9])
 FOREIGN = [call("g7_g1", "d0", [1, 2, 3], [9]), seal("g7_g1")]
 

@@ -169,32 +169,29 @@ def _holes(values: pa.Array, offsets: list[int]) -> dict[int, list[int]]:
     return inside
 
 
-def _framed(column: pa.Array) -> tuple[Iterable[bytes], Iterable[Any], Iterable[bytes]]:
-    """What is hashed of the lists of a vector: their counts, their raw elements, the positions of their NULLs."""
+def _framed(column: pa.Array) -> Iterable[tuple[bytes, Any, bytes]]:
+    """What is hashed of each list of a vector: its count, its raw elements, the positions of its NULLs."""
     values = column.values
     if column.null_count or values.null_count:
-        arrays = _arrays(column)
-        return map(_count, arrays), (b"" if array is None else array.raw for array in arrays), map(_nulls, arrays)
+        return map(_frame, _arrays(column))
     width = values.type.bit_width // 8
     data = values.buffers()[1]
     raw = memoryview(b"" if data is None else data)[values.offset * width :]
     offsets = _offsets(column)
     ends = [offset * width for offset in offsets]
-    return (
+    return zip(
         map(_u64, map(sub, offsets[1:], offsets)),
         map(raw.__getitem__, map(slice, ends, ends[1:])),
         repeat(_NO_NULLS, len(column)),
+        strict=True,
     )
 
 
-def _count(array: ArrayBytes | None) -> bytes:
-    return _NULL_ARRAY if array is None else _u64(array.count)
-
-
-def _nulls(array: ArrayBytes | None) -> bytes:
+def _frame(array: ArrayBytes | None) -> tuple[bytes, Any, bytes]:
     if array is None:
-        return b""
-    return struct.pack(f"<{len(array.nulls) + 1}Q", len(array.nulls), *array.nulls)
+        return (_NULL_ARRAY, b"", b"")
+    nulls = array.nulls
+    return (_u64(array.count), array.raw, struct.pack(f"<{len(nulls) + 1}Q", len(nulls), *nulls))
 
 
 def _blobs(column: pa.Array) -> Iterable[memoryview]:
@@ -205,22 +202,22 @@ def _blobs(column: pa.Array) -> Iterable[memoryview]:
 
 
 def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> Iterator[bytes]:
-    count, raw, _ = _framed(token_ids)
     given = (b"tokenlake.chain.1\0", b"tokenlake.chain.1\1")
-    prefix = map(given.__getitem__, parent.is_valid().to_pylist())
-    hashed = map(b"".join, zip(prefix, _blobs(parent), count, raw, strict=True))
-    return (sha256(each).digest() for each in hashed)
+    heads = map(b"".join, zip(map(given.__getitem__, parent.is_valid().to_pylist()), _blobs(parent), strict=True))
+    for head, (count, raw, _) in zip(heads, _framed(token_ids), strict=True):
+        hashed = sha256(head + count)
+        hashed.update(raw)
+        yield hashed.digest()
 
 
 def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
     given: dict[str, pa.Array] = dict(zip(_DELTA_ARGUMENTS, columns, strict=True))
     broken = _broken(given)
-    if broken:
-        whole = pc.invert(pa.array([row in broken for row in range(len(columns[0]))]))
-        digests = _delta_digests(*(column.filter(whole) for column in columns))
-        return (None if row in broken else next(digests) for row in range(len(columns[0])))
     read = {name: column.to_pylist() for name, column in given.items() if name not in _DELTA_NESTED}
-    hashed = map(
+    for name in _DELTA_REQUIRED if broken else ():
+        if name in read:
+            read[name] = _filled(read[name], name)
+    heads = map(
         b"".join,
         zip(
             repeat(b"tokenlake.delta.1", len(columns[0])),
@@ -238,13 +235,26 @@ def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
             map(_sampling, _structs(given["sampling"])),
             map(_extras_digest, read["extras"]),
             _blobs(given["chain_hash"]),
-            *_framed(given["token_ids"]),
-            *_framed(given["token_mask"]),
-            *_framed(given["logprobs"]),
             strict=True,
         ),
     )
-    return (sha256(each).digest() for each in hashed)
+    arrays = [_framed(given[name]) for name in ("token_ids", "token_mask", "logprobs")]
+    for row, (head, ids, mask, logprobs) in enumerate(zip(heads, *arrays, strict=True)):
+        # Updates cost less than a copy of the elements.
+        hashed = sha256(head + ids[0])
+        hashed.update(ids[1])
+        hashed.update(ids[2] + mask[0])
+        hashed.update(mask[1])
+        hashed.update(mask[2] + logprobs[0])
+        hashed.update(logprobs[1])
+        hashed.update(logprobs[2])
+        yield None if row in broken else hashed.digest()
+
+
+def _filled(values: list[Any], name: str) -> list[Any]:
+    """Values that can be framed, for rows that have no digest anyway."""
+    spare: Any = "" if pa.types.is_string(DELTA.field(name).type) else 0
+    return [spare if value is None or (name == "schema_version" and value < 0) else value for value in values]
 
 
 _extras_digest = lru_cache(maxsize=64)(digest.extras_digest)

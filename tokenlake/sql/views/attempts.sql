@@ -25,9 +25,8 @@ WITH events AS (
         OR (event_type = 'rollout_failed' AND coalesce(json_text(detail, '$.retry'), 'false') <> 'true') AS ends
     FROM lineage
     WHERE
-        event_type IN (
-            'rollout_registered', 'call_failed', 'call_overflowed', 'rollout_frozen', 'rollout_sealed', 'rollout_failed'
-        )
+        starts_with(event_type, 'rollout_')
+        OR event_type IN ('call_failed', 'call_overflowed')
         OR (event_type = 'call_committed' AND detail LIKE '%"poison"%')
 ),
 

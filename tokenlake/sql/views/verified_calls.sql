@@ -2,7 +2,7 @@
 --   nothing to look at passes: the absence is a finding of its own. `other_record`: the record is not the one that was
 --   committed. `reason`: the first fault in a fixed order; NULL when the record is sound
 -- grain: call x record (one, unless a second was staged)
--- reads: committed_calls, deltas, foreign_parents, cyclic_calls, retirements, model_in_force
+-- reads: committed_calls, deltas, rootless_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls AS
 WITH joined AS (
     SELECT
@@ -40,8 +40,8 @@ WITH joined AS (
         parents.root_call_id AS parent_root,
         calls.depth,
         calls.root_call_id,
-        foreign_parents.call_id IS NOT NULL AS parent_foreign,
-        cyclic_calls.call_id IS NOT NULL AS cyclic,
+        (parents.call_id IS NULL AND coalesce(rootless.reason = 'parent_foreign', FALSE)) AS parent_foreign,
+        coalesce(rootless.reason = 'parent_cycle', FALSE) AS cyclic,
         (deltas.call_id IS NOT NULL AND calls.digest IS DISTINCT FROM deltas.digest) AS other_record,
         coalesce(retirements.whole OR list_contains(retirements.rollouts, calls.rollout_id), FALSE) AS retired,
         len(deltas.token_ids) AS ids_len,
@@ -108,18 +108,12 @@ WITH joined AS (
             AND calls.rollout_id = parents.rollout_id
             AND calls.attempt = parents.attempt
             AND calls.parent_call_id = parents.call_id
-    LEFT JOIN foreign_parents
+    LEFT JOIN rootless_calls AS rootless
         ON
-            calls.group_id = foreign_parents.group_id
-            AND calls.rollout_id = foreign_parents.rollout_id
-            AND calls.attempt = foreign_parents.attempt
-            AND calls.call_id = foreign_parents.call_id
-    LEFT JOIN cyclic_calls
-        ON
-            calls.group_id = cyclic_calls.group_id
-            AND calls.rollout_id = cyclic_calls.rollout_id
-            AND calls.attempt = cyclic_calls.attempt
-            AND calls.call_id = cyclic_calls.call_id
+            calls.group_id = rootless.group_id
+            AND calls.rollout_id = rootless.rollout_id
+            AND calls.attempt = rootless.attempt
+            AND calls.call_id = rootless.call_id
     LEFT JOIN retirements ON calls.group_id = retirements.group_id
     CROSS JOIN model_in_force
 ),
