@@ -47,7 +47,12 @@ BOUND = (
     "extras_digest",
     "chain_hash",
 )
-RELATIONS = {"lineage": LINEAGE, "deltas": DELTA, "rows": ROWS, "lake_findings": FINDINGS}
+RELATIONS = {
+    "lineage": LINEAGE,
+    "deltas": DELTA.append(pa.field("group_id", pa.string())),
+    "rows": ROWS,
+    "lake_findings": FINDINGS,
+}
 
 
 def read_relations(folder: Path) -> dict[str, list[Record]]:
@@ -105,6 +110,7 @@ def complete_delta(given: Record, others: Sequence[Record]) -> Record:
     orphan = given.get("parent_call_id") is not None and (parent is None or parent["depth"] is None)
     delta: Record = {
         "schema_version": 1,
+        "group_id": given["rollout_id"].rpartition("_g")[0],
         "attempt": 0,
         "depth": None if orphan else parent["depth"] + 1 if parent else 0,
         "root_call_id": None if orphan else parent["root_call_id"] if parent else given["call_id"],

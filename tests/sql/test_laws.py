@@ -221,7 +221,10 @@ def counting_lake(groups: int) -> tuple[duckdb.DuckDBPyConnection, list[int]]:
 
     whole = duckdb.list_type(duckdb.sqltypes.INTEGER)
     con.create_function("decode", decode, [whole], whole, type="arrow", null_handling="special")
-    con.execute("CREATE VIEW deltas AS SELECT * REPLACE (decode(token_ids) AS token_ids) FROM staged")
+    con.execute(
+        "CREATE VIEW deltas AS SELECT * REPLACE (decode(token_ids) AS token_ids), "
+        "regexp_replace(rollout_id, '_g[0-9]+$', '') AS group_id FROM staged"
+    )
     views.create_views(con)
     return con, decoded
 
@@ -232,6 +235,14 @@ def test_asking_for_one_rollout_decodes_only_its_records(view: str) -> None:
     con, decoded = counting_lake(200)
     assert con.execute(f"SELECT count(*) FROM {view} WHERE rollout_id = 'g77_g1'").fetchall()[0][0] > 0
     assert sum(decoded) == 4
+
+
+@pytest.mark.slow
+def test_asking_for_one_group_decodes_only_its_records() -> None:
+    con, decoded = counting_lake(200)
+    assert con.execute("SELECT count(*) FROM linear_rows WHERE group_id = 'g77'").fetchall()[0][0] > 0
+    held = con.execute("SELECT count(*) FROM staged WHERE starts_with(rollout_id, 'g77_g')").fetchall()[0][0]
+    assert sum(decoded) == held
 
 
 @pytest.mark.slow

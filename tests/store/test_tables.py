@@ -2,7 +2,6 @@
 
 import duckdb
 import pyarrow as pa
-import pytest
 
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.schema import DELTA, LINEAGE, PLACE, ROW
@@ -20,9 +19,12 @@ def declared(schema: pa.Schema) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("relation", "schema"), [("lineage", LINEAGE), ("deltas", DELTA)])
-def test_a_relation_has_the_columns_of_its_schema(lake: OwnedLake, relation: str, schema: pa.Schema) -> None:
-    assert columns(lake, relation) == declared(schema)
+def test_lineage_has_the_columns_of_its_schema(lake: OwnedLake) -> None:
+    assert columns(lake, "lineage") == declared(LINEAGE)
+
+
+def test_deltas_have_the_columns_of_their_schema_and_the_group_to_filter_by(lake: OwnedLake) -> None:
+    assert columns(lake, "deltas") == declared(DELTA) | {"group_id": "VARCHAR"}
 
 
 def test_rows_have_the_columns_of_their_schema_and_the_number_of_their_file(lake: OwnedLake) -> None:

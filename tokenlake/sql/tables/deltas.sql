@@ -1,10 +1,11 @@
 -- what: the delta records of the lake, read from the bytes each time: a record that is missing or unreadable is absent,
---   and of identical copies under one key the last one counts
+--   and of identical copies under one key the last one counts; `group_id`, from the rollout id, is there to filter by
 -- grain: delta record
 -- reads: tl_places
 CREATE OR REPLACE VIEW deltas AS
 WITH fetched AS (
     SELECT
+        group_id,
         rollout_id,
         attempt,
         call_id,
@@ -28,6 +29,7 @@ SELECT
     record.chain_hash AS chain_hash,
     record.digest AS digest,
     record.sampling AS sampling,
+    group_id,
     rollout_id,
     call_id,
     record.parent_call_id AS parent_call_id,

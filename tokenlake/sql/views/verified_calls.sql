@@ -99,7 +99,8 @@ WITH joined AS (
     FROM committed_calls AS calls
     LEFT JOIN deltas
         ON
-            calls.rollout_id = deltas.rollout_id
+            calls.group_id = deltas.group_id
+            AND calls.rollout_id = deltas.rollout_id
             AND calls.attempt = deltas.attempt
             AND calls.call_id = deltas.call_id
     LEFT JOIN committed_calls AS parents
