@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 from tokenlake.errors import CaptureFailed, Conflict, TokenlakeError
-from tokenlake.store.delta import Delta, Place
+from tokenlake.store.delta import Delta, Place, Sampling
 from tokenlake.store.digest import (
     ArrayBytes,
     canonical_extras,
@@ -28,10 +28,7 @@ from tokenlake.store.digest import (
 )
 from tokenlake.store.schema import SCHEMA_VERSION
 
-__all__ = ["CAPTURE_FAILURES", "CaptureCore", "Claims", "Coords", "ParentLink", "Sampling", "Stager", "Ticket"]
-
-Sampling = tuple[float | None, float | None, int | None, str | None]
-"""temperature, top_p, top_k, logprob mode (`raw` | `processed`); None where the engine does not tell."""
+__all__ = ["CAPTURE_FAILURES", "CaptureCore", "Claims", "Coords", "ParentLink", "Stager", "Ticket"]
 
 CAPTURE_FAILURES = (
     "prompt_ids_missing",

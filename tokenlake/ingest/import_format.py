@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from tokenlake.errors import ImportRefused, InvalidInput
 from tokenlake.ids import check_call_id, check_group_id, split_rollout_id
-from tokenlake.ingest.capture import Sampling
+from tokenlake.store.delta import Sampling
 
 __all__ = ["CallRecord", "FailRecord", "GroupRecord", "Record", "SealRecord", "read_records"]
 

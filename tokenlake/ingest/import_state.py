@@ -18,7 +18,7 @@ from tokenlake.store.delta import Place
 from tokenlake.store.digest import ArrayBytes, chain_hash
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["Attempt", "Group", "ImportState", "KnownCall"]
+__all__ = ["Attempt", "Group", "ImportState", "KnownCall", "seal_end"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +106,12 @@ class Attempt:
         return chain_hash(None, ArrayBytes(len(sequence), array("i", sequence).tobytes()))
 
 
+def seal_end(reward: float | None, terminal: str | None, reason: str | None) -> tuple[str, str]:
+    """How a seal ended an attempt, in a form that is equal for equal seals (a NaN reward equals itself)."""
+    canonical = None if reward is None else ("nan" if math.isnan(reward) else repr(reward))
+    return "seal", json.dumps([canonical, terminal, reason])
+
+
 class ImportState:
     """Groups and attempts, loaded from the lake when the file first names them."""
 
@@ -154,9 +160,7 @@ class ImportState:
             elif event["event_type"] == "rollout_failed":
                 attempt.ended = ("fail", event["reason"])
             elif event["event_type"] == "rollout_sealed":
-                reward = event["reward"]
-                canonical = None if reward is None else ("nan" if math.isnan(reward) else repr(reward))
-                attempt.ended = ("seal", json.dumps([canonical, event["terminal_call_id"], event["reason"]]))
+                attempt.ended = seal_end(event["reward"], event["terminal_call_id"], event["reason"])
         return attempts
 
     def _load_call(self, attempt: Attempt, event: dict[str, Any]) -> None:

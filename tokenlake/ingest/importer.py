@@ -8,7 +8,6 @@ second import of the same file finds and uses.
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from tokenlake.errors import ImportRefused
 from tokenlake.ids import rollout_id
 from tokenlake.ingest.capture import CaptureCore, Claims, Coords, ParentLink
 from tokenlake.ingest.import_format import CallRecord, FailRecord, GroupRecord, Record, SealRecord, read_records
-from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall
+from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall, seal_end
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.lake import OwnedLake
 
@@ -300,8 +299,7 @@ def _plan_fail(plan: _Plan, attempt: Attempt, record: FailRecord) -> None:
 
 def _plan_seal(plan: _Plan, attempt: Attempt, record: SealRecord) -> None:
     terminal, selection, reason = _terminal(attempt, record)
-    reward = None if record.reward is None else ("nan" if math.isnan(record.reward) else repr(record.reward))
-    end = ("seal", json.dumps([reward, terminal, reason]))
+    end = seal_end(record.reward, terminal, reason)
     if attempt.ended is not None:
         if attempt.ended != end:
             raise _refuse(record, f"{record.rollout_id} attempt {record.attempt} has ended otherwise")
