@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.workload import Call, Rollout
-from tokenlake.ingest.capture import Coords
+from tokenlake.ingest.coords import Coords
 
 __all__ = ["ArrayRecord", "ListRecord", "array_records", "list_records", "numpy_row", "python_row"]
 

@@ -1,12 +1,15 @@
-"""W1 for Tokenlake: calls from Python lists, as an engine hands them over, to durable deltas.
+"""W1 for Tokenlake: calls as the gate hands them to the capture core, to durable deltas.
 
-Each variant does the whole of capture inside the clock: the lists become arrays, the digests are computed over the
-whole prompt and the delta, the record is appended and synced. `prepared` leaves out capture and stages records that
-were built before, which is the part that the disk's floor can be compared with.
+The whole prompt is an `array('i')` and the parent's ids are bytes, as the gate splices and caches them; what was
+sampled is Python lists, as an engine gives it. Each variant does the whole of capture inside the clock: the prompt is compared
+with the parent's ids, the lists become arrays, the digests are computed, the record is appended and synced. `prepared`
+leaves out capture and stages records that were built before, which is the part that the disk's floor can be compared
+with.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -14,7 +17,8 @@ from typing import Any
 
 from bench.measure import Timing, one_by_one, together, writers
 from bench.workload import Call, Rollout, rollouts
-from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink, Stager
+from tokenlake.ingest.capture import CaptureCore, ParentLink, Stager
+from tokenlake.ingest.coords import Coords
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.lake import OwnedLake
@@ -30,11 +34,11 @@ class _Chain:
     def __init__(self, core: CaptureCore, rollout: Rollout) -> None:
         self.core = core
         self.coords: list[Coords] = []
-        self.work = [(self, call, rollout.prompt(call)) for call in rollout.calls]
+        self.work = [(self, call, rollout.prompt(call), rollout.prefix(call)) for call in rollout.calls]
         for call in rollout.calls:
             _ = call.sampled_ids, call.sampled_logprobs  # made before the clock: an engine has them already
 
-    def parent(self) -> ParentLink | None:
+    def parent(self, prefix: bytes) -> ParentLink | None:
         if not self.coords:
             return None
         last = self.coords[-1]
@@ -46,15 +50,17 @@ class _Chain:
             depth=last.depth,
             cum_len=last.cum_len,
             chain_hash=last.chain_hash,
+            token_ids=prefix,
         )
 
 
-_Work = tuple[_Chain, Call, list[int]]
+_Work = tuple[_Chain, Call, "array[int]", bytes]
 
 
 def _capture(work: _Work) -> Coords:
-    chain, call, prompt = work
-    ticket = chain.core.begin(rollout_id=call.rollout_id, attempt=0, call_id=call.call_id, parent=chain.parent())
+    chain, call, prompt, prefix = work
+    parent = chain.parent(prefix)
+    ticket = chain.core.begin(rollout_id=call.rollout_id, attempt=0, call_id=call.call_id, parent=parent)
     coords = chain.core.complete(
         ticket,
         prompt_token_ids=prompt,

@@ -9,6 +9,7 @@ A token counts as 9 bytes (int32 id, uint8 mask, float32 logprob), whatever a co
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,9 +70,13 @@ class Rollout:
         """The whole sequence; the prompt of call k is its first `prev_len + carried` ids."""
         return np.concatenate([call.token_ids for call in self.calls]).tolist()
 
-    def prompt(self, call: Call) -> list[int]:
-        """The whole prompt that the engine was given for `call`."""
-        return self.token_ids[: call.prev_len + call.carried]
+    def prompt(self, call: Call) -> array[int]:
+        """The whole prompt that the engine was given for `call`, as the gate splices it."""
+        return array("i", self.token_ids[: call.prev_len + call.carried])
+
+    def prefix(self, call: Call) -> bytes:
+        """The whole sequence of the parent of `call`, as the gate's cache holds it."""
+        return array("i", self.token_ids[: call.prev_len]).tobytes()
 
 
 def rollouts(count: int, *, calls: int, delta: int, seed: int) -> list[Rollout]:

@@ -21,7 +21,7 @@ from tests.api.test_lifecycle import call_id, wait_for
 from tokenlake.api import serve
 from tokenlake.api.service import Service
 from tokenlake.errors import ConfigError, StorageFailed
-from tokenlake.ingest.capture import Coords
+from tokenlake.ingest.coords import Coords
 
 
 def chat(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]], **headers: str) -> httpx.Response:

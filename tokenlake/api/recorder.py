@@ -21,7 +21,8 @@ from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.rollouts import Attempt
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
-from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink
+from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Generation
 from tokenlake.ingest.fingerprint import History
 from tokenlake.ingest.resolve import UNRESOLVED, Cause, since

@@ -3,52 +3,26 @@
 The core knows no engine and no HTTP. `begin` opens a ticket before the model runs, `complete` turns the engine's own
 ids and log-probabilities into a delta, stages it and returns coordinates, `abort` closes a ticket that sampled nothing.
 It fails closed: whatever is missing, misaligned or refused by the disk becomes `capture_failed` coordinates with a
-reason that is counted, and no exception reaches the serving path. Coordinates hold ids, lengths, digests and the place;
-never a token or a log-probability.
+reason that is counted, and no exception reaches the serving path. What a call costs grows with what it adds and not
+with its history: that is compared with the parent's ids where the caller holds them, and bound by the parent's chain
+hash; it is neither converted nor hashed again.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol
 
 from tokenlake.errors import CaptureFailed, Conflict, TokenlakeError
+from tokenlake.ingest.arrays import Ids, check_signs, float32, int32
+from tokenlake.ingest.coords import Coords, failure
 from tokenlake.store.delta import Delta, Place, Sampling
-from tokenlake.store.digest import (
-    ArrayBytes,
-    canonical_extras,
-    chain_hash,
-    delta_digest,
-    extras_digest,
-    prompt_digest,
-)
+from tokenlake.store.digest import ArrayBytes, canonical_extras, chain_hash, delta_digest, extras_digest
 from tokenlake.store.schema import SCHEMA_VERSION
 
-__all__ = ["CAPTURE_FAILURES", "CaptureCore", "Claims", "Coords", "ParentLink", "Stager", "Ticket"]
-
-CAPTURE_FAILURES = (
-    "prompt_ids_missing",
-    "token_ids_missing",
-    "token_id_invalid",
-    "logprobs_missing",
-    "logprobs_misaligned",
-    "logprob_not_finite",
-    "prefix_mismatch",
-    "segment_missing",
-    "versions_invalid",
-    "extras_invalid",
-    "call_id_conflict",
-    "stage_failed",
-    "already_completed",
-)
-"""Why a capture can fail; the closed list that is counted."""
-
-_TOKEN_PREFIX = "token_id:"
-_MAX_ID = 2**31 - 1
+__all__ = ["CaptureCore", "Claims", "ParentLink", "Stager", "Ticket"]
 
 
 class Stager(Protocol):
@@ -96,71 +70,6 @@ class Claims:
 _NO_CLAIMS = Claims()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coords:
-    """What the gate learns of a capture."""
-
-    disposition: Literal["staged", "capture_failed"]
-    rollout_id: str
-    attempt: int
-    call_id: str
-    parent_call_id: str | None
-    reason: str | None = None
-    root_call_id: str | None = None
-    depth: int | None = None
-    mode: str = "text"
-    prev_len: int = 0
-    delta_len: int = 0
-    cum_len: int = 0
-    sampled_tokens: int = 0
-    weight_version: int | None = None
-    weight_version_end: int | None = None
-    sampling: Sampling = (None, None, None, None)
-    finish_reason: str | None = None
-    digest: bytes | None = None
-    chain_hash: bytes | None = None
-    extras_digest: bytes | None = None
-    prompt_digest: bytes | None = None
-    place: Place | None = None
-
-    def columns(self) -> dict[str, Any]:
-        """The `LINEAGE` columns of a `call_committed` event that come from the capture."""
-        temperature, top_p, top_k, logprob_mode = self.sampling
-        columns: dict[str, Any] = {
-            "rollout_id": self.rollout_id,
-            "attempt": self.attempt,
-            "call_id": self.call_id,
-            "parent_call_id": self.parent_call_id,
-            "root_call_id": self.root_call_id,
-            "depth": self.depth,
-            "mode": self.mode,
-            "prev_len": self.prev_len,
-            "delta_len": self.delta_len,
-            "cum_len": self.cum_len,
-            "sampled_tokens": self.sampled_tokens,
-            "weight_version": self.weight_version,
-            "weight_version_end": self.weight_version_end,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "logprob_mode": logprob_mode,
-            "finish_reason": self.finish_reason,
-            "digest": self.digest,
-            "chain_hash": self.chain_hash,
-            "extras_digest": self.extras_digest,
-            "prompt_digest": self.prompt_digest,
-        }
-        if self.place is not None:
-            columns |= {
-                "writer": self.place.writer,
-                "segment": self.place.segment,
-                "byte_offset": self.place.byte_offset,
-                "byte_length": self.place.byte_length,
-                "batch_row": self.place.batch_row,
-            }
-        return columns
-
-
 class CaptureCore:
     """Builds and stages deltas for one writer. Thread-safe: it holds no state between calls.
 
@@ -194,8 +103,8 @@ class CaptureCore:
         self,
         ticket: Ticket,
         *,
-        prompt_token_ids: Sequence[int] | None,
-        token_ids: Sequence[int | str] | None,
+        prompt_token_ids: Ids | None,
+        token_ids: Ids | None,
         logprobs: Sequence[float | None] | None,
         finish_reason: str | None,
         weight_version: int | None,
@@ -207,18 +116,20 @@ class CaptureCore:
     ) -> Coords:
         """Stage what the engine sampled and return its coordinates; durable when the disposition is `staged`.
 
-        `prompt_token_ids` is the whole prompt the engine was given, `token_ids` the sampled ids (`token_id:N` texts are
-        read as N), `logprobs` one natural-log probability for each; `claims` only comes with records from
-        elsewhere. Never raises: see the module's promise.
+        `prompt_token_ids` is the whole prompt the engine was given, at best as an int32 buffer, `token_ids` the sampled
+        ids, `logprobs` one natural-log probability for each; `claims` only comes with records from elsewhere. Never
+        raises: see the module's promise.
         """
         if ticket.closed:
             return self._failed(ticket, "already_completed")
         ticket.closed = True
         try:
-            delta, prompt = self._build(
+            prompt = int32(prompt_token_ids, "prompt_ids_missing")
+            sampled = int32(token_ids, "token_ids_missing")
+            delta, prompt_digest = self._build(
                 ticket,
-                _ids(prompt_token_ids, "prompt_ids_missing"),
-                _ids(token_ids, "token_ids_missing"),
+                prompt,
+                sampled,
                 logprobs,
                 finish_reason,
                 weight_version,
@@ -235,13 +146,13 @@ class CaptureCore:
             return self._failed(ticket, "call_id_conflict")
         except (TokenlakeError, OSError):
             return self._failed(ticket, "stage_failed")
-        return self._staged(ticket, delta, len(token_ids or ()), prompt, place)
+        return self._staged(delta, len(sampled) // 4, prompt_digest, place)
 
     def _build(
         self,
         ticket: Ticket,
-        prompt: array[int],
-        sampled: array[int],
+        prompt: memoryview,
+        sampled: memoryview,
         logprobs: Sequence[float | None] | None,
         finish_reason: str | None,
         weight_version: int | None,
@@ -252,24 +163,26 @@ class CaptureCore:
         claims: Claims,
     ) -> tuple[Delta, bytes]:
         parent = ticket.parent
-        raw_prompt = prompt.tobytes()
         prev_len = 0 if parent is None else parent.cum_len
         prefix_hash = None if parent is None else parent.chain_hash
-        if parent is not None and not self._continues(parent, raw_prompt):
+        if parent is not None and not _continues(parent, prompt):
             if self._strict:
-                raise _failure("prefix_mismatch")
-            prefix_hash = chain_hash(None, _i32(raw_prompt[: 4 * prev_len]))
-        carried = max(0, len(prompt) - prev_len)
-        raw_ids = raw_prompt[4 * prev_len :] + sampled.tobytes()
-        values, nulls = self._logprobs(logprobs, len(sampled), carried)
-        count = carried + len(sampled)
+                raise failure("prefix_mismatch")
+            known = prompt[: 4 * prev_len]
+            prefix_hash = chain_hash(None, ArrayBytes(len(known) // 4, known))
+        suffix = prompt[4 * prev_len :]
+        raw_ids = b"".join((suffix, sampled))
+        check_signs(raw_ids)
+        carried, answered = len(suffix) // 4, len(sampled) // 4
+        count = carried + answered
+        values, nulls = self._logprobs(logprobs, answered, carried)
         ids = ArrayBytes(count, raw_ids)
-        mask = bytes(carried) + b"\1" * len(sampled)
+        mask = bytes(carried) + b"\1" * answered
         try:
             canonical = canonical_extras(extras)
         except TokenlakeError as error:
-            raise _failure("extras_invalid") from error
-        _check_versions(weight_version, weight_version_end, spans, len(sampled))
+            raise failure("extras_invalid") from error
+        _check_versions(weight_version, weight_version_end, spans, answered)
         extras_hash = extras_digest(canonical)
         chain = chain_hash(prefix_hash, ids)
         mode = claims.mode or ("text" if parent is None else "token_in")
@@ -320,35 +233,19 @@ class CaptureCore:
             logprobs=values,
             logprob_nulls=nulls,
         )
-        return delta, prompt_digest(ArrayBytes(len(prompt), raw_prompt))
-
-    @staticmethod
-    def _continues(parent: ParentLink, raw_prompt: bytes) -> bool:
-        if parent.token_ids is None:
-            return len(raw_prompt) >= 4 * parent.cum_len
-        return len(parent.token_ids) == 4 * parent.cum_len and raw_prompt.startswith(parent.token_ids)
+        return delta, chain_hash(prefix_hash, ArrayBytes(carried, suffix))
 
     def _logprobs(
         self, logprobs: Sequence[float | None] | None, sampled: int, carried: int
     ) -> tuple[bytes | None, tuple[int, ...]]:
         if logprobs is None:
             if self._strict and sampled:
-                raise _failure("logprobs_missing")
+                raise failure("logprobs_missing")
             return (bytes(4 * carried), ()) if not sampled else (None, ())
         if self._strict and len(logprobs) != sampled:
-            raise _failure("logprobs_misaligned")
-        nulls: tuple[int, ...] = ()
-        try:
-            values = array("f", cast("Sequence[float]", logprobs))  # the quick path; NULLs take the next
-        except TypeError:
-            nulls = tuple(carried + i for i, value in enumerate(logprobs) if value is None)
-            try:
-                values = array("f", [0.0 if value is None else value for value in logprobs])
-            except TypeError as error:
-                raise _failure("logprobs_missing") from error
-        if self._strict and (nulls or not all(map(math.isfinite, values))):
-            raise _failure("logprobs_missing" if nulls else "logprob_not_finite")
-        return bytes(4 * carried) + values.tobytes(), nulls
+            raise failure("logprobs_misaligned")
+        values, nulls = float32(logprobs, strict=self._strict)
+        return bytes(4 * carried) + values, tuple(carried + position for position in nulls)
 
     @staticmethod
     def _failed(ticket: Ticket, reason: str) -> Coords:
@@ -368,12 +265,12 @@ class CaptureCore:
         )
 
     @staticmethod
-    def _staged(ticket: Ticket, delta: Delta, sampled: int, prompt: bytes, place: Place) -> Coords:
+    def _staged(delta: Delta, sampled: int, prompt_digest: bytes, place: Place) -> Coords:
         return Coords(
             disposition="staged",
-            rollout_id=ticket.rollout_id,
-            attempt=ticket.attempt,
-            call_id=ticket.call_id,
+            rollout_id=delta.rollout_id,
+            attempt=delta.attempt,
+            call_id=delta.call_id,
             parent_call_id=delta.parent_call_id,
             root_call_id=delta.root_call_id,
             depth=delta.depth,
@@ -384,44 +281,22 @@ class CaptureCore:
             sampled_tokens=sampled,
             weight_version=delta.weight_version,
             weight_version_end=delta.weight_version_end,
-            sampling=ticket.sampling,
+            sampling=delta.sampling,
             finish_reason=delta.finish_reason,
             digest=delta.digest,
             chain_hash=delta.chain_hash,
             extras_digest=delta.extras_digest,
-            prompt_digest=prompt,
+            prompt_digest=prompt_digest,
             place=place,
         )
 
 
-def _failure(reason: str) -> CaptureFailed:
-    return CaptureFailed(f"the call could not be captured: {reason}", reason=reason)
-
-
-def _i32(raw: bytes) -> ArrayBytes:
-    return ArrayBytes(len(raw) // 4, raw)
-
-
-def _ids(values: Sequence[int | str] | None, missing: str) -> array[int]:
-    """Token ids as int32, or `CaptureFailed` when they are absent, not integers, or negative."""
-    if values is None:
-        raise _failure(missing)
-    try:
-        ids = array("i", cast("Sequence[int]", values))  # the quick path; texts take the next
-    except (TypeError, OverflowError):
-        ids = array("i", [_id(value) for value in values])
-    if not ids.tobytes()[3::4].isascii():  # a sign bit; the whole array at memory speed
-        raise _failure("token_id_invalid")
-    return ids
-
-
-def _id(value: object) -> int:
-    if isinstance(value, str) and value.startswith(_TOKEN_PREFIX) and value[len(_TOKEN_PREFIX) :].isascii():
-        digits = value[len(_TOKEN_PREFIX) :]
-        value = int(digits) if digits.isdigit() else None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ID:
-        raise _failure("token_id_invalid")
-    return value
+def _continues(parent: ParentLink, prompt: memoryview) -> bool:
+    """Whether the prompt starts with the parent's sequence, as far as the caller can tell."""
+    size = 4 * parent.cum_len
+    if parent.token_ids is None:
+        return len(prompt) >= size
+    return len(parent.token_ids) == size and bytes(prompt[:size]) == parent.token_ids
 
 
 def _check_versions(
@@ -433,7 +308,7 @@ def _check_versions(
     position = 0
     for _, first, last in spans:
         if first != position or last < first:
-            raise _failure("versions_invalid")
+            raise failure("versions_invalid")
         position = last
     if position != sampled or (spans[0][0], spans[-1][0]) != (start, end):
-        raise _failure("versions_invalid")
+        raise failure("versions_invalid")

@@ -16,7 +16,8 @@ from typing import Any
 
 from tokenlake.errors import ImportRefused
 from tokenlake.ids import rollout_id
-from tokenlake.ingest.capture import CaptureCore, Claims, Coords, ParentLink
+from tokenlake.ingest.capture import CaptureCore, Claims, ParentLink
+from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.import_format import CallRecord, FailRecord, GroupRecord, Record, SealRecord, read_records
 from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall, seal_end
 from tokenlake.store.delta import Delta, Place

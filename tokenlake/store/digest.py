@@ -28,7 +28,6 @@ __all__ = [
     "delta_digest",
     "event_hash",
     "extras_digest",
-    "prompt_digest",
     "row_digest",
 ]
 
@@ -86,11 +85,6 @@ def chain_hash(parent: bytes | None, token_ids: ArrayBytes | None) -> bytes:
         h.update(_u64(token_ids.count))
         h.update(token_ids.raw)
     return h.digest()
-
-
-def prompt_digest(token_ids: ArrayBytes) -> bytes:
-    """Hash of the prompt an engine was given, whole: the same as the chain hash of a root of these ids."""
-    return chain_hash(None, token_ids)
 
 
 def canonical_extras(extras: Mapping[str, Any] | None) -> str | None:

@@ -1,0 +1,98 @@
+"""What a capture answers: coordinates. Ids, lengths, digests and the place; never a token or a log-probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenlake.errors import CaptureFailed
+from tokenlake.store.delta import Place, Sampling
+
+__all__ = ["CAPTURE_FAILURES", "Coords", "failure"]
+
+CAPTURE_FAILURES = (
+    "prompt_ids_missing",
+    "token_ids_missing",
+    "token_id_invalid",
+    "logprobs_missing",
+    "logprobs_misaligned",
+    "logprob_not_finite",
+    "prefix_mismatch",
+    "segment_missing",
+    "versions_invalid",
+    "extras_invalid",
+    "call_id_conflict",
+    "stage_failed",
+    "already_completed",
+)
+"""Why a capture can fail; the closed list that is counted."""
+
+
+def failure(reason: str) -> CaptureFailed:
+    """The error of a capture that cannot go on; `reason` is one of `CAPTURE_FAILURES`."""
+    return CaptureFailed(f"the call could not be captured: {reason}", reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coords:
+    """What the gate learns of a capture."""
+
+    disposition: Literal["staged", "capture_failed"]
+    rollout_id: str
+    attempt: int
+    call_id: str
+    parent_call_id: str | None
+    reason: str | None = None
+    root_call_id: str | None = None
+    depth: int | None = None
+    mode: str = "text"
+    prev_len: int = 0
+    delta_len: int = 0
+    cum_len: int = 0
+    sampled_tokens: int = 0
+    weight_version: int | None = None
+    weight_version_end: int | None = None
+    sampling: Sampling = (None, None, None, None)
+    finish_reason: str | None = None
+    digest: bytes | None = None
+    chain_hash: bytes | None = None
+    extras_digest: bytes | None = None
+    prompt_digest: bytes | None = None
+    place: Place | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """The `LINEAGE` columns of a `call_committed` event that come from the capture."""
+        temperature, top_p, top_k, logprob_mode = self.sampling
+        columns: dict[str, Any] = {
+            "rollout_id": self.rollout_id,
+            "attempt": self.attempt,
+            "call_id": self.call_id,
+            "parent_call_id": self.parent_call_id,
+            "root_call_id": self.root_call_id,
+            "depth": self.depth,
+            "mode": self.mode,
+            "prev_len": self.prev_len,
+            "delta_len": self.delta_len,
+            "cum_len": self.cum_len,
+            "sampled_tokens": self.sampled_tokens,
+            "weight_version": self.weight_version,
+            "weight_version_end": self.weight_version_end,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "logprob_mode": logprob_mode,
+            "finish_reason": self.finish_reason,
+            "digest": self.digest,
+            "chain_hash": self.chain_hash,
+            "extras_digest": self.extras_digest,
+            "prompt_digest": self.prompt_digest,
+        }
+        if self.place is not None:
+            columns |= {
+                "writer": self.place.writer,
+                "segment": self.place.segment,
+                "byte_offset": self.place.byte_offset,
+                "byte_length": self.place.byte_length,
+                "batch_row": self.place.batch_row,
+            }
+        return columns
