@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenlake.errors import ContextOverflow
-from tokenlake.ingest.engine import AssistantTurn, Generation, SamplingParams, ToolCall
+from tokenlake.ingest.engine import AssistantTurn, Generation, SamplingParams, ToolCall, TurnDelta
 
 HEADS = {"system": 115, "developer": 115, "user": 101, "assistant": 102, "tool": 103}
 
@@ -38,6 +38,8 @@ class ScriptedEngine:
         self.params: list[SamplingParams] = []
         self.hold = False
         """Calls wait until `release` or an abort."""
+        self.shown_first = 0
+        """Sampled ids that a held call streams before it waits."""
         self.started = asyncio.Event()
         self.aborted: list[str] = []
         self.edit: Callable[[Generation], Generation] | None = None
@@ -49,7 +51,14 @@ class ScriptedEngine:
         for request_id in list(self._waiting):
             await self.abort(request_id)
 
-    async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        on_delta: Callable[[TurnDelta], None] | None = None,
+    ) -> Generation:
         prompt = list(prompt_token_ids)
         if len(prompt) + 1 > self.max_model_len:
             raise ContextOverflow("full", prompt_len=len(prompt), max_model_len=self.max_model_len)
@@ -58,12 +67,17 @@ class ScriptedEngine:
         ids = self.answers.pop(0) if self.answers else [3, 9]
         version = self.weight_version
         finish = "stop" if ids[-1:] == [9] else "length"
+        shown = ids[: self.shown_first] if self.hold else ids
+        if on_delta is not None:
+            self._show(text(*shown), on_delta)
         if self.hold:
             waiter = self._waiting[request_id] = asyncio.get_running_loop().create_future()
             self.started.set()
             try:
                 if not await waiter:
                     ids, finish = ids[:1], "abort"
+                elif on_delta is not None:
+                    self._show(text(*ids), on_delta, after=len(shown))
             finally:
                 del self._waiting[request_id]
         generation = Generation(
@@ -76,6 +90,18 @@ class ScriptedEngine:
             weight_version_spans=None,
         )
         return self.edit(generation) if self.edit else generation
+
+    def _show(self, written: str, on_delta: Callable[[TurnDelta], None], after: int = 0) -> None:
+        """Stream each character that is certain: thinking between braces, and what comes before a call or the end."""
+        thinking = written.startswith("{")
+        for index, char in enumerate(written):
+            if char in (text(9), "<"):
+                return
+            kind = "reasoning" if thinking else "content"
+            if thinking and char == "}":
+                thinking = False
+            elif index >= after and not (thinking and index == 0):
+                on_delta(TurnDelta(kind=kind, text=char))
 
     def release(self) -> None:
         """Let every held call go on; for the loop's thread."""
@@ -99,7 +125,9 @@ class ScriptedEngine:
                 out += "{" + message["reasoning_content"] + "}"
             out += message["content"]
             for call in message.get("tool_calls", ()):
-                out += f"<{call['function']['name']}|{call['function']['arguments']}>"
+                arguments = call["function"]["arguments"]
+                written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                out += f"<{call['function']['name']}|{written}>"
             out += text(9, 8)
         return out + (text(102) if add_generation_prompt else "")
 
@@ -119,9 +147,10 @@ class ScriptedEngine:
         if written.startswith("{") and "}" in written:
             reasoning, _, written = written[1:].partition("}")
         if written.endswith(">") and "<" in written:
-            written, _, call = written.partition("<")
-            name, _, arguments = call[:-1].partition("|")
-            calls.append(ToolCall(id=f"call_{len(self.prompts)}", name=name, arguments=arguments))
+            written, *spelled = written.removesuffix(">").split("<")
+            for index, call in enumerate(spelled):
+                name, _, arguments = call.removesuffix(">").partition("|")
+                calls.append(ToolCall(id=f"call_{len(self.prompts)}_{index}", name=name, arguments=arguments))
         return AssistantTurn(content=written or None, reasoning=reasoning, tool_calls=calls)
 
     def digests(self) -> dict[str, str]:

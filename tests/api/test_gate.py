@@ -66,7 +66,7 @@ def test_a_duplicate_in_flight_joins_it(door: Door) -> None:
     for thread in threads:
         thread.start()
     flights = door.service.gate._flights
-    wait_for(door, lambda: bool(flights) and next(iter(flights)).waiters == 2)
+    wait_for(door, lambda: bool(door.engine._waiting) and next(iter(flights)).waiters == 2)
     door.on_loop(door.engine.release)
     for thread in threads:
         thread.join()

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenlake.api.dialects.chat_reader import ChatReader
+from tokenlake.api.dialects.content import TurnMaker
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.fingerprint import canonical_arguments, trace
-from tokenlake.ingest.messages import ChatReader, to_messages
+from tokenlake.ingest.messages import to_messages
 
 USER = {"role": "user", "content": "hi"}
-READER = ChatReader()
+READER = ChatReader(TurnMaker())
 
 
 def fingerprint(*messages: dict[str, Any]) -> bytes:
@@ -158,7 +160,7 @@ def test_reasoning_is_beside_the_fingerprint() -> None:
     assert kept.fingerprint == alias.fingerprint == dropped.fingerprint
     folded = {"role": "assistant", "content": "<think>r</think>a"}
     assert fingerprint(folded) != dropped.fingerprint
-    unfolded = trace(ChatReader(unfold=True).conversation([USER, folded]))
+    unfolded = trace(ChatReader(TurnMaker(unfold=True)).conversation([USER, folded]))
     assert (unfolded.fingerprint, unfolded.reasoning) == (kept.fingerprint, kept.reasoning)
 
 
@@ -176,7 +178,7 @@ def test_tools_and_system_text_are_preamble() -> None:
 
 
 def test_strip_rules_apply_before_hashing_and_rendering_alike() -> None:
-    reader = ChatReader(strip=[re.compile(r"n=\w+;\n?")])
+    reader = ChatReader(TurnMaker(strip=[re.compile(r"n=\w+;\n?")]))
     first, second = (
         reader.conversation([{"role": "system", "content": f"H: n={nonce};\nBe brief"}, USER]) for nonce in ("aa", "bb")
     )

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from tokenlake.api.dialects.chat_reader import ChatReader
+from tokenlake.api.dialects.content import TurnMaker
 from tokenlake.ingest.fingerprint import History, trace
-from tokenlake.ingest.messages import ChatReader
 from tokenlake.ingest.resolve import AttemptLineage, Node, since
 
-READER = ChatReader()
+READER = ChatReader(TurnMaker())
 SYSTEM = {"role": "system", "content": "s"}
 TOOL = {"type": "function", "function": {"name": "search"}}
 

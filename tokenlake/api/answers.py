@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tokenlake.api.chat import Answer
+from tokenlake.api.dialects.dialect import Answer, Head
 from tokenlake.errors import DamagedLake
 from tokenlake.ingest.engine import AssistantTurn, ToolCall
 
@@ -60,18 +60,23 @@ class Answers:
         raise DamagedLake(f"call {call_id} of {rollout_id} is known but not in lineage", call_id=call_id)
 
     def _rebuilt(self, event: Mapping[str, Any]) -> Answer:
-        stored = json.loads(event["detail"] or "{}").get("answer")
+        detail = json.loads(event["detail"] or "{}")
+        stored = detail.get("answer")
         if stored is None:
             turn = AssistantTurn(content=event["served_text"], reasoning=None, tool_calls=[])
         else:
             calls = [ToolCall(**call) for call in stored["tool_calls"]]
             turn = AssistantTurn(content=stored["content"], reasoning=stored["reasoning"], tool_calls=calls)
-        return Answer(
+        head = Head(
             call_id=event["call_id"],
             model=self._model,
             created=int(event["at"].timestamp()),
+            prompt_tokens=event["cum_len"] - event["sampled_tokens"],
+        )
+        return Answer(
+            head=head,
             turn=turn,
             finish_reason=served_finish(turn, event["finish_reason"]),
-            prompt_tokens=event["cum_len"] - event["sampled_tokens"],
+            stop_sequence=detail.get("stop_sequence"),
             completion_tokens=event["sampled_tokens"],
         )

@@ -7,7 +7,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from tokenlake.api.chat import ChatDialect
+from tokenlake.api.dialects.anthropic import anthropic_error
+from tokenlake.api.dialects.chat import openai_error
 from tokenlake.errors import (
     CaptureFailed,
     Conflict,
@@ -51,6 +52,7 @@ _BY_STATUS = {
     413: "too_large",
     422: "invalid_input",
 }
+_ANTHROPIC = "/v1/messages"
 _FINAL = ("unauthorized", "forbidden", "conflict", "capture_failed", "not_found")
 
 
@@ -87,4 +89,5 @@ def plain_error(
     field = detail.get("field")
     # SDKs repeat a 409 or 5xx by themselves; what cannot become right is not worth it.
     stop = {"x-should-retry": "false"} if kind in _FINAL else {}
-    return JSONResponse(ChatDialect.error(status, kind, message, field), status, {**(headers or {}), **stop})
+    shape = anthropic_error if _ANTHROPIC in path else openai_error
+    return JSONResponse(shape(status, kind, message, field), status, {**(headers or {}), **stop})

@@ -7,8 +7,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tokenlake.api.chat import ChatDialect, ModelRequest
+from tokenlake.api.dialects.dialect import Dialect, ModelRequest
 from tokenlake.api.rollouts import Attempt
+from tokenlake.api.sink import Sink
 from tokenlake.ids import mint_call_id, split_rollout_id
 from tokenlake.ingest.resolve import Cause, Node
 
@@ -21,9 +22,11 @@ class Flight:
 
     attempt: Attempt
     request: ModelRequest
-    dialect: ChatDialect
+    dialect: Dialect
     request_digest: bytes
     idempotency_digest: bytes | None
+    sink: Sink | None = None
+    """Where text goes while it is generated, of a streamed call."""
     call_id: str = field(default_factory=mint_call_id)
     started: float = field(default_factory=time.monotonic)
     engine_s: float = 0.0
@@ -38,6 +41,13 @@ class Flight:
     def gone(self) -> bool:
         """Whether nobody waits any more."""
         return self.waiters <= 0
+
+    def cut_off(self) -> bool:
+        """End what is being streamed; whether any of it was sent before."""
+        if self.sink is None:
+            return False
+        self.sink.shut()
+        return self.sink.answered
 
     @property
     def names(self) -> dict[str, Any]:

@@ -2,30 +2,32 @@
 
     admit -> resolve the parent -> exact prefix -> render and splice -> generate -> stage -> commit -> answer
 
-The answer is released only after the commit, so a child can never exist before its parent is durable. A client that
-goes away before generation ends aborts it; staging and committing are never cut short. Whatever cannot be captured is
-written down as a failure before the agent sees anything of it, and a wrong prefix is never served.
+The answer is released only after the commit, so a child can never exist before its parent is durable; of a streamed
+one, text may flow before, but nothing that an agent can act upon. A client that goes away before generation ends aborts
+it; staging and committing are never cut short. Whatever cannot be captured is written down as a failure before the
+agent sees the end of it, and a wrong prefix is never served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from tokenlake.api.answers import Answers, served_finish
-from tokenlake.api.chat import Answer, ModelRequest
 from tokenlake.api.control import Control
-from tokenlake.api.flight import Flight
+from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
+from tokenlake.api.flight import Flight, Prompt
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prompter import Prompter
 from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
+from tokenlake.api.sink import Sink
 from tokenlake.errors import Conflict, ContextOverflow, Deadline, EngineFailed, InvalidInput, NotFound
 from tokenlake.ids import mint_call_id
 from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
 from tokenlake.ingest.fingerprint import trace
+from tokenlake.ingest.messages import Conversation
 
 __all__ = ["Gate"]
 
@@ -81,23 +83,26 @@ class Gate:
         task.add_done_callback(lambda _: self._landed(flight))
         return await asyncio.shield(task)
 
-    async def plain(self, request: ModelRequest) -> Answer:
+    async def plain(self, request: ModelRequest, sink: Sink | None) -> Answer:
         """A call outside every rollout: nothing of it is kept."""
-        prompt = await asyncio.to_thread(self._prompter.build, request, None, None)
-        call_id = mint_call_id()
-        seconds = self._settings.call_deadline_s
+        prompt = await asyncio.to_thread(self._prompter.build, request.conversation, None, None)
+        head = self._head(mint_call_id(), prompt)
         try:
-            generation = await asyncio.wait_for(
-                self._engine.generate(prompt.ids, request.params, request_id=call_id), seconds
-            )
+            generation = await self._sample(request, prompt, head, sink)
         except TimeoutError as error:
-            raise Deadline(f"no answer within {seconds:g} s") from error
+            raise self._too_late() from error
         except ValueError as error:
             raise InvalidInput(str(error)) from error
         if generation.finish_reason == "abort":
             raise EngineFailed(_ABORTED)
-        turn = self._engine.parse(generation.token_ids, generation.text)
-        return self._answer(call_id, turn, generation.finish_reason, len(prompt.ids), len(generation.token_ids))
+        return self._answer(head, generation)
+
+    async def count(self, conversation: Conversation, attempt: Attempt | None) -> int:
+        """Tokens of the prompt that a call with this conversation would have now; nothing of it is kept."""
+        found = None if attempt is None else attempt.lineage.resolve(trace(conversation))
+        parent = found and found.parent
+        prompt = await asyncio.to_thread(self._prompter.build, conversation, parent, found and found.cause)
+        return len(prompt.ids)
 
     async def client_gone(self, flight: Flight) -> None:
         """The client of a call hung up: what still generates is aborted, what is being committed is completed."""
@@ -157,20 +162,23 @@ class Gate:
     async def _run(self, flight: Flight) -> Answer:
         history = trace(flight.request.conversation)
         found = flight.attempt.lineage.resolve(history)
-        prompt = await asyncio.to_thread(self._prompter.build, flight.request, found.parent, found.cause)
+        conversation = flight.request.conversation
+        prompt = await asyncio.to_thread(self._prompter.build, conversation, found.parent, found.cause)
+        head = self._head(flight.call_id, prompt)
         try:
-            generation = await self._generate(flight, prompt.ids)
+            generation = await self._generate(flight, prompt, head)
         except ContextOverflow:
             # The dialect's answer to a full context: an empty turn that stopped for length.
             empty = AssistantTurn(content=None, reasoning=None, tool_calls=[])
-            answer = self._answer(flight.call_id, empty, "length", len(prompt.ids), 0)
+            answer = Answer(head=head, turn=empty, finish_reason="length", completion_tokens=0)
             flight.phase = "committing"
             await self._recorder.overflow(flight, history, prompt, answer)
         else:
-            turn = self._engine.parse(generation.token_ids, generation.text)
-            finish, sampled = generation.finish_reason, len(generation.token_ids)
-            answer = self._answer(flight.call_id, turn, finish, len(prompt.ids), sampled)
+            answer = self._answer(head, generation)
             flight.phase = "committing"
+            if flight.sink is not None and not flight.sink.holds(answer.turn):
+                broken = EngineFailed("the engine streamed another text than it ended with")
+                raise await self._recorder.unanswered(flight, "stream_contradicted", broken)
             await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
         flight.phase = "done"
         if flight.gone and flight.call_id in flight.attempt.calls:
@@ -179,22 +187,16 @@ class Gate:
         self._metrics.overhead.observe(time.monotonic() - flight.started - flight.engine_s)
         return answer
 
-    async def _generate(self, flight: Flight, ids: Sequence[int]) -> Generation:
+    async def _generate(self, flight: Flight, prompt: Prompt, head: Head) -> Generation:
         if flight.gone:
             raise await self._recorder.unanswered(flight, "client_disconnected", EngineFailed("the client went away"))
         flight.phase = "generating"
         began = time.monotonic()
         try:
-            generation = await asyncio.wait_for(
-                self._engine.generate(ids, flight.request.params, request_id=flight.call_id),
-                self._settings.call_deadline_s,
-            )
+            generation = await self._sample(flight.request, prompt, head, flight.sink)
         except TimeoutError as error:
             await self._engine.abort(flight.call_id)
-            seconds = self._settings.call_deadline_s
-            raise await self._recorder.unanswered(
-                flight, "deadline", Deadline(f"no answer within {seconds:g} s")
-            ) from error
+            raise await self._recorder.unanswered(flight, "deadline", self._too_late()) from error
         except ValueError as error:
             raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
         except EngineFailed as error:
@@ -206,15 +208,28 @@ class Gate:
             raise await self._recorder.unanswered(flight, reason, EngineFailed(_ABORTED))
         return generation
 
-    def _answer(self, call_id: str, turn: AssistantTurn, finish: str, prompt: int, completion: int) -> Answer:
+    async def _sample(self, request: ModelRequest, prompt: Prompt, head: Head, sink: Sink | None) -> Generation:
+        if sink is not None:
+            sink.head = head
+        on_delta = None if sink is None else sink.push
+        running = self._engine.generate(prompt.ids, request.params, request_id=head.call_id, on_delta=on_delta)
+        return await asyncio.wait_for(running, self._settings.call_deadline_s)
+
+    def _too_late(self) -> Deadline:
+        return Deadline(f"no answer within {self._settings.call_deadline_s:g} s")
+
+    def _head(self, call_id: str, prompt: Prompt) -> Head:
+        now = int(time.time())
+        return Head(call_id=call_id, model=self._engine.name, created=now, prompt_tokens=len(prompt.ids))
+
+    def _answer(self, head: Head, generation: Generation) -> Answer:
+        turn = self._engine.parse(generation.token_ids, generation.text)
         return Answer(
-            call_id=call_id,
-            model=self._engine.name,
-            created=int(time.time()),
+            head=head,
             turn=turn,
-            finish_reason=served_finish(turn, finish),
-            prompt_tokens=prompt,
-            completion_tokens=completion,
+            finish_reason=served_finish(turn, generation.finish_reason),
+            stop_sequence=generation.stop_sequence,
+            completion_tokens=len(generation.token_ids),
         )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 
-from tokenlake.api.chat import ModelRequest
 from tokenlake.api.flight import Prompt
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.errors import DamagedLake, InvalidInput, NotFound, StorageFailed
 from tokenlake.ingest.engine import Engine
-from tokenlake.ingest.messages import to_messages
+from tokenlake.ingest.messages import Conversation, to_messages
 from tokenlake.ingest.resolve import Cause, Node
 from tokenlake.ingest.splice import SpliceFailed, splice
 
@@ -25,14 +24,14 @@ class Prompter:
         self._prefixes = prefixes
         self._metrics = metrics
 
-    def build(self, request: ModelRequest, parent: Node | None, cause: Cause | None) -> Prompt:
+    def build(self, conversation: Conversation, parent: Node | None, cause: Cause | None) -> Prompt:
         """The exact continuation of `parent`, or the whole conversation rendered as a root.
 
         A parent whose ids cannot be read or whose end cannot be proven makes a root with that cause. Raises
         `InvalidInput` for what the template cannot express.
         """
-        messages = to_messages(request.conversation.turns)
-        tools = request.conversation.tools or None
+        messages = to_messages(conversation.turns)
+        tools = conversation.tools or None
         if parent is not None:
             try:
                 prefix = self._prefixes.get(parent)

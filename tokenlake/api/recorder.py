@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tokenlake.api.answers import answer_detail
-from tokenlake.api.chat import Answer
 from tokenlake.api.control import Control
+from tokenlake.api.dialects.dialect import Answer
 from tokenlake.api.flight import Flight, Prompt
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.metrics import Metrics
@@ -88,8 +88,8 @@ class Recorder:
         )
 
     async def unanswered(self, flight: Flight, reason: str, error: Exception) -> Exception:
-        """Record a call that the agent gets no answer of, and hand back what to raise."""
-        await self._failed(flight, reason, answered=False)
+        """Record a call that the agent gets no answer of, or no more of, and hand back what to raise."""
+        await self._failed(flight, reason, answered=flight.cut_off())
         return error
 
     def _stage(self, flight: Flight, prompt: Prompt, generation: Generation, logprob_mode: str) -> Coords:
@@ -146,6 +146,7 @@ class Recorder:
             "seed": history.fingerprint.hex() if prompt.cause == "seeded" else None,
             "poison": "unresolved_parent" if self._poisons(prompt.cause) else None,
             "answer": answer_detail(answer.turn),
+            "stop_sequence": answer.stop_sequence,
         }
         return {
             **flight.names,
@@ -155,7 +156,7 @@ class Recorder:
             "context_digest": after.context,
             "request_digest": flight.request_digest,
             "idempotency_digest": flight.idempotency_digest,
-            "served_text": flight.dialect.message(answer)["content"] or "",
+            "served_text": flight.dialect.text(answer),
             "detail": json.dumps({key: value for key, value in detail.items() if value is not None}),
         }
 

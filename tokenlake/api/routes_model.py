@@ -1,13 +1,13 @@
 """The model routes: captured calls under a rollout's prefix, and a plain proxy beside it.
 
-Under the prefix only the call routes and `GET` exist. A `GET` passes through and records nothing. Calls without the
-prefix need the control token and are never captured.
+Under the prefix only the call routes, token counting and `GET` exist. A `GET` passes through and records nothing. Calls
+without the prefix need the control token and are never captured.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,10 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tokenlake.api.auth import bearer
-from tokenlake.api.chat import Answer
+from tokenlake.api.dialects.dialect import Dialect
+from tokenlake.api.exchange import Exchange
 from tokenlake.api.flight import Flight
 from tokenlake.api.own_route import service_of
 from tokenlake.api.registration import key_digest
+from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
 from tokenlake.api.wire import read_json
 from tokenlake.errors import InvalidInput, NotFound, Unauthorized
@@ -30,7 +32,15 @@ __all__ = ["router"]
 
 router = APIRouter()
 _PREFIXES = ("/ng-rollout/{rollout_id}", "/ng-rollout/{rollout_id}/training-token-capture")
-_CLIENT_GONE = 499
+_DIALECTS: dict[str, Callable[[Service], Dialect]] = {
+    "/v1/chat/completions": lambda service: service.chat,
+    "/v1/responses": lambda service: service.responses,
+    "/v1/messages": lambda service: service.anthropic,
+}
+_COUNT = "/v1/messages/count_tokens"
+_TRANSPORT = ("stream", "stream_options")
+"""How an answer travels, not what is asked: the same call with and without them."""
+_RETRY = "x-stainless-retry-count"
 _MAX_KEY = 512
 
 
@@ -46,68 +56,77 @@ def _authorized(request: Request, rollout_id: str) -> int:
     return service.capabilities.data(_presented(request), rollout_id)
 
 
-async def captured_chat(request: Request, rollout_id: str) -> Response:
-    """One captured chat completion."""
-    service = service_of(request)
-    number = _authorized(request, rollout_id)
-    body = await read_json(request, service.settings.max_body_bytes)
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _MAX_KEY:
-        raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY} characters", field="Idempotency-Key")
+def _attempt(service: Service, rollout_id: str, number: int) -> Attempt | None:
     rollout = service.control.rollout(rollout_id)
-    attempt = rollout and rollout.attempts.get(number)
-    if attempt is None or (key is None and "x-stainless-retry-count" not in request.headers):
-        attempt = service.gate.admit(rollout_id, number)
-    flight = Flight(
-        attempt=attempt,
-        request=service.chat.request(body),
-        dialect=service.chat,
-        request_digest=json_digest(body),
-        idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
-    )
-    retries = request.headers.get("x-stainless-retry-count", "0")
-    answer = await _while_connected(request, service, flight, sdk_retry=retries.isdigit() and int(retries) > 0)
-    return Response(status_code=_CLIENT_GONE) if answer is None else JSONResponse(service.chat.body(answer))
+    return rollout and rollout.attempts.get(number)
 
 
-for _prefix in _PREFIXES:
-    router.add_api_route(f"{_prefix}/v1/chat/completions", captured_chat, methods=["POST"])
+def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Coroutine[Any, Any, Response]]:
+    async def captured(request: Request, rollout_id: str) -> Response:
+        service = service_of(request)
+        dialect = read(service)
+        number = _authorized(request, rollout_id)
+        body = await read_json(request, service.settings.max_body_bytes)
+        key = request.headers.get("idempotency-key")
+        if key is not None and not 0 < len(key) <= _MAX_KEY:
+            raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY} characters", field="Idempotency-Key")
+        attempt = _attempt(service, rollout_id, number)
+        if attempt is None or (key is None and _RETRY not in request.headers):
+            attempt = service.gate.admit(rollout_id, number)
+        asked = dialect.request(body)
+        exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
+        flight = Flight(
+            attempt=attempt,
+            request=asked,
+            dialect=dialect,
+            request_digest=json_digest({name: value for name, value in body.items() if name not in _TRANSPORT}),
+            idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
+            sink=exchange.sink,
+        )
+        retries = request.headers.get(_RETRY, "0")
+        call = service.gate.call(flight, sdk_retry=retries.isdigit() and int(retries) > 0)
+        return await exchange.respond(call, lambda: service.gate.client_gone(flight))
+
+    return captured
 
 
-async def _while_connected(request: Request, service: Service, flight: Flight, *, sdk_retry: bool) -> Answer | None:
-    """The answer, or None when the client hung up before it was ready."""
-    call = asyncio.create_task(service.gate.call(flight, sdk_retry=sdk_retry))
-    hung_up = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({call, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        if hung_up.done() and not hung_up.cancelled():
-            await service.gate.client_gone(flight)
-            await asyncio.wait({call})
-            # Nobody is there to be told: what came of it is recorded.
-            call.exception()
-            return None
-        return call.result()
-    except asyncio.CancelledError:
-        await asyncio.shield(asyncio.ensure_future(service.gate.client_gone(flight)))
-        raise
-    finally:
-        hung_up.cancel()
+def _plain(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def plain(request: Request) -> Response:
+        service = service_of(request)
+        _require_control(request)
+        dialect = read(service)
+        asked = dialect.request(await read_json(request, service.settings.max_body_bytes))
+        exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
+        return await exchange.respond(service.gate.plain(asked, exchange.sink))
+
+    return plain
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def plain_chat(request: Request) -> Response:
-    """A chat completion for the trainer's side: same engine, never captured."""
+async def _count(request: Request, attempt: Attempt | None) -> Response:
     service = service_of(request)
-    _require_control(request)
     body = await read_json(request, service.settings.max_body_bytes)
-    return JSONResponse(service.chat.body(await service.gate.plain(service.chat.request(body))))
+    return JSONResponse({"input_tokens": await service.gate.count(service.anthropic.conversation(body), attempt)})
 
 
-router.add_api_route("/v1/chat/completions", plain_chat, methods=["POST"])
+async def captured_count(request: Request, rollout_id: str) -> Response:
+    """How long the prompt of a call would be; records nothing."""
+    number = _authorized(request, rollout_id)
+    return await _count(request, _attempt(service_of(request), rollout_id, number))
+
+
+async def plain_count(request: Request) -> Response:
+    """How long a prompt would be, for the trainer's side."""
+    _require_control(request)
+    return await _count(request, None)
+
+
+for _path, _read in _DIALECTS.items():
+    router.add_api_route(_path, _plain(_read), methods=["POST"])
+    for _prefix in _PREFIXES:
+        router.add_api_route(_prefix + _path, _captured(_read), methods=["POST"])
+router.add_api_route(_COUNT, plain_count, methods=["POST"])
+for _prefix in _PREFIXES:
+    router.add_api_route(_prefix + _COUNT, captured_count, methods=["POST"])
 
 
 def _require_control(request: Request) -> None:
@@ -115,7 +134,7 @@ def _require_control(request: Request) -> None:
         raise Unauthorized("unprefixed model routes need the control token")
 
 
-def _read(service: Service, path: str) -> dict[str, Any]:
+def _found(service: Service, path: str) -> dict[str, Any]:
     """What the engine answers to a `GET`."""
     model = {"id": service.engine.name, "object": "model", "created": int(time.time()), "owned_by": "tokenlake"}
     if path == "v1/models":
@@ -139,7 +158,7 @@ def _version() -> str:
 async def captured_get(request: Request, rollout_id: str, path: str) -> Response:
     """A `GET` under a rollout's prefix: passes through, records nothing."""
     _authorized(request, rollout_id)
-    return JSONResponse(_read(service_of(request), path.removeprefix("training-token-capture/")))
+    return JSONResponse(_found(service_of(request), path.removeprefix("training-token-capture/")))
 
 
 async def captured_other(request: Request, rollout_id: str, path: str) -> Response:
@@ -155,7 +174,7 @@ router.add_api_route("/ng-rollout/{rollout_id}/{path:path}", captured_other, met
 async def plain_get(request: Request, path: str) -> Response:
     """A `GET` of the plain proxy."""
     _require_control(request)
-    return JSONResponse(_read(service_of(request), f"v1/{path}"))
+    return JSONResponse(_found(service_of(request), f"v1/{path}"))
 
 
 router.add_api_route("/v1/{path:path}", plain_get, methods=["GET"])

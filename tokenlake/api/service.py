@@ -9,8 +9,10 @@ from typing import Any
 from tokenlake import sql
 from tokenlake.api.answers import Answers
 from tokenlake.api.auth import Capabilities, load_key
-from tokenlake.api.chat import ChatDialect
 from tokenlake.api.control import Control
+from tokenlake.api.dialects import AnthropicDialect, ChatDialect, ResponsesDialect
+from tokenlake.api.dialects.chat_reader import ChatReader
+from tokenlake.api.dialects.content import TurnMaker
 from tokenlake.api.gate import Gate
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
@@ -29,7 +31,6 @@ from tokenlake.finalize.publish import set_policy
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.engine import Engine
-from tokenlake.ingest.messages import ChatReader
 from tokenlake.store.lake import OwnedLake
 
 __all__ = ["Service"]
@@ -72,9 +73,11 @@ class Service:
             self.control, self.ledger, self.settings, locks, stored=self._manifest, ended=self.publisher.ended
         )
         self.publisher.lifecycle = self.lifecycle
-        self.chat = ChatDialect(
-            ChatReader(strip=self.settings.strip, unfold=self.settings.reasoning == "fold"), self.settings.reasoning
-        )
+        fold = self.settings.reasoning == "fold"
+        make = TurnMaker(strip=self.settings.strip, unfold=fold)
+        self.chat = ChatDialect(ChatReader(make), fold=fold)
+        self.responses = ResponsesDialect(make)
+        self.anthropic = AnthropicDialect(make)
         self.prefixes = Prefixes(lake, self.settings.prefix_cache_bytes)
         self.recorder = Recorder(
             control=self.control,

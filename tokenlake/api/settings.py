@@ -63,6 +63,9 @@ class Settings:
     reasoning: Reasoning = field(
         default="field", metadata=_about("gate", "word", "Serve reasoning as a `field` or `fold` it into content.")
     )
+    stream_keep_alive_s: float = field(
+        default=15.0, metadata=_about("gate", "seconds", "A streamed answer says something at least this often.")
+    )
     sql_timeout_s: float = field(
         default=10.0,
         metadata=_about("sql", "seconds", "A query of `POST /api/v1/sql` that runs longer is interrupted."),

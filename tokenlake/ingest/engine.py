@@ -6,7 +6,7 @@ tiny model, vLLM) answers it. The module imports nothing heavy, so that the core
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ __all__ = [
     "SamplingParams",
     "Tool",
     "ToolCall",
+    "TurnDelta",
 ]
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -73,6 +74,8 @@ class Generation:
     weight_version_spans: list[tuple[int, int, int]] | None
     """`(version, start, end)` over the sampled tokens, half-open, covering all of them; None when the engine
     cannot tell, or when the version of any of them is unknown."""
+    stop_sequence: str | None = None
+    """The text of `SamplingParams.stop` that ended it; None when something else did, or the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,14 @@ class AssistantTurn:
     reasoning: str | None
     """The text inside the leading think block; None when there was none."""
     tool_calls: list[ToolCall]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDelta:
+    """A piece of a turn that is certain before the turn has ended."""
+
+    kind: Literal["content", "reasoning"]
+    text: str
 
 
 @runtime_checkable
@@ -144,8 +155,20 @@ class Engine(Protocol):
         """Abort what runs and release the engine; idempotent."""
         ...
 
-    async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        on_delta: Callable[[TurnDelta], None] | None = None,
+    ) -> Generation:
         """Sample one continuation of exactly these ids.
+
+        `on_delta` gets visible text as soon as it is certain, on the event loop, in order and before this returns: for
+        each kind, what it got is a prefix of what `parse` says in the end. Bytes that are no whole character yet, what
+        may be the beginning of a stop string, and whatever may still become a tool call or be stripped are held back.
+        An engine that cannot tell never calls it.
 
         Raises:
             ContextOverflow: the prompt leaves no room for one token (`len(prompt) + 1 > max_model_len`); nothing ran.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tokenlake.errors import ContextOverflow, EngineFailed
-from tokenlake.ingest.engine import AssistantTurn, Generation, LogprobMode, Message, SamplingParams, Tool
+from tokenlake.ingest.engine import AssistantTurn, Generation, LogprobMode, Message, SamplingParams, Tool, TurnDelta
 from tokenlake.ingest.tiny.model import TinyModel, load_model
 from tokenlake.ingest.tiny.requests import Request
 from tokenlake.ingest.tiny.sampling import check_params
@@ -102,7 +102,14 @@ class TinyEngine:
         """Abort what runs, each with what it has sampled, and end the thread; idempotent."""
         await asyncio.to_thread(self._scheduler.stop)
 
-    async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        on_delta: Callable[[TurnDelta], None] | None = None,
+    ) -> Generation:
         """Sample one continuation of these ids; cancelling the task aborts the request.
 
         Temperature 0 is greedy, with the log-probabilities of the distribution at temperature 1. The same seed,
@@ -125,6 +132,7 @@ class TinyEngine:
             generator=self._generator(params.seed),
             loop=loop,
             future=loop.create_future(),
+            on_delta=on_delta,
         )
         if not self._scheduler.submit(request):
             raise EngineFailed("the tiny engine is not running: await its start() first")

@@ -11,11 +11,13 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Generator
 
-from tokenlake.ingest.engine import FinishReason, Generation, SamplingParams
+from tokenlake.ingest.engine import FinishReason, Generation, SamplingParams, TurnDelta
 from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
+from tokenlake.ingest.tiny.visible import Visible
 
 __all__ = ["Request"]
 
@@ -32,30 +34,44 @@ class Request:
     generator: Generator
     loop: AbstractEventLoop
     future: Future[Generation]
+    on_delta: Callable[[TurnDelta], None] | None = None
+    """Gets, on the loop, what becomes certain of the turn."""
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int | None] = field(default_factory=list["int | None"])
     """Version of the weights that sampled each token."""
     finish_reason: FinishReason | None = None
     _text: str | None = None
+    _stop_sequence: str | None = None
+    _visible: Visible | None = None
 
     def append(self, token_id: int, logprob: float, version: int | None, tokenizer: TinyTokenizer) -> None:
         """Take one sampled token and set `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if token_id in tokenizer.stop_ids:
+        if token_id in tokenizer.stop_ids or self._stopped(tokenizer):
             self.finish_reason = "stop"
-        elif self.params.stop and (cut := self._stop_at(tokenizer)) is not None:
-            self.finish_reason, self._text = "stop", cut
         elif len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
+        elif self.on_delta is not None:
+            self._show(token_id, tokenizer, self.on_delta)
 
-    def _stop_at(self, tokenizer: TinyTokenizer) -> str | None:
-        """The text before the earliest stop string, or None while there is none."""
+    def _stopped(self, tokenizer: TinyTokenizer) -> bool:
+        """Whether there is a stop string; cuts the text before the earliest."""
+        if not self.params.stop:
+            return False
         text = tokenizer.decode(self.token_ids)
-        places = [place for stop in self.params.stop if (place := text.find(stop)) >= 0]
-        return text[: min(places)] if places else None
+        places = [(place, stop) for stop in self.params.stop if (place := text.find(stop)) >= 0]
+        if places:
+            place, self._stop_sequence = min(places)
+            self._text = text[:place]
+        return bool(places)
+
+    def _show(self, token_id: int, tokenizer: TinyTokenizer, on_delta: Callable[[TurnDelta], None]) -> None:
+        self._visible = self._visible or Visible(tokenizer, self.params.stop)
+        for delta in self._visible.feed(token_id):
+            self._tell(partial(on_delta, delta))
 
     def result(self, tokenizer: TinyTokenizer) -> Generation:
         """The generation so far; one that was ended from outside has finish reason `abort`."""
@@ -71,6 +87,7 @@ class Request:
             weight_version=self.versions[0] if ids else None,
             weight_version_end=self.versions[-1] if ids else None,
             weight_version_spans=self._spans(),
+            stop_sequence=self._stop_sequence,
         )
 
     def resolve(self, generation: Generation) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Iterable
 from json import JSONDecodeError, JSONDecoder
 
 from tokenlake.ingest.engine import AssistantTurn, ToolCall
 
-__all__ = ["parse_turn"]
+__all__ = ["certain", "parse_turn", "without_begun"]
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_THINK, _UNTHINK = "<think>", "</think>"
+_THINK, _UNTHINK, _CALL = "<think>", "</think>", "<tool_call>"
 _DECODER = JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -43,6 +44,33 @@ def parse_turn(text: str) -> AssistantTurn:
     if calls:
         content = content.strip()
     return AssistantTurn(content=content or None, reasoning=reasoning, tool_calls=calls)
+
+
+def certain(text: str) -> tuple[str, str]:
+    """(reasoning, content) of a text that goes on: the beginnings of what `parse_turn` says, whatever follows.
+
+    White space at an edge of the content is stripped if a tool call follows and kept if none does, so it is not certain
+    until something follows it, and never at the beginning.
+    """
+    start = text.lstrip()
+    if _THINK.startswith(start):
+        return "", ""
+    reasoning = ""
+    if start.startswith(_THINK):
+        reasoning, thought, text = start.removeprefix(_THINK).partition(_UNTHINK)
+        if not thought:
+            return without_begun(reasoning, (_UNTHINK,)).strip("\n"), ""
+        reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
+    said, called, _ = text.partition(_CALL)
+    if not called:
+        said = without_begun(said, (_CALL,))
+    return reasoning, "" if said[:1].isspace() else said.rstrip()
+
+
+def without_begun(text: str, marks: Iterable[str]) -> str:
+    """The text without an end that may be the beginning of a mark."""
+    begun = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
+    return text[: len(text) - max(begun, default=0)]
 
 
 def _split_thinking(text: str) -> tuple[str | None, str]:
