@@ -100,7 +100,7 @@ def query(arguments: argparse.Namespace) -> int:
     """`tokenlake sql`."""
     lake = Lake(arguments.lake)
     try:
-        write_table(lake.sql(arguments.query).to_arrow_table(), arguments.format, sys.stdout.buffer)
+        write_table(lake.fetch(arguments.query), arguments.format, sys.stdout.buffer)
     finally:
         lake.close()
     return 0

@@ -1,4 +1,4 @@
-"""Reading a lake for an HTTP answer: tables, JSON rows, Arrow streams, and queries of others within bounds.
+"""Reading a lake for an HTTP answer: tables, JSON rows, Arrow streams.
 
 Runs in threads; each query takes its own connection.
 """
@@ -8,19 +8,15 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-import threading
 import uuid
 from collections.abc import Sequence
 from typing import Any, cast
 
-import duckdb
 import pyarrow as pa
 
-from tokenlake.api.settings import Settings
-from tokenlake.errors import Deadline, QueryError
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "bounded_query", "fetch"]
+__all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "fetch", "from_stream"]
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
@@ -34,37 +30,9 @@ def fetch(lake: OwnedLake, text: str, params: Sequence[Any], *, groups: Sequence
         con.close()
 
 
-def bounded_query(lake: OwnedLake, text: str, params: Sequence[Any], settings: Settings) -> tuple[pa.Table, bool]:
-    """The result of somebody's query, and whether it had more rows than are given.
-
-    Raises `QueryError` for what cannot run or is not one reading statement, `Deadline` when it takes too long.
-    """
-    con = lake.connect(query=text)
-    timer = threading.Timer(settings.sql_timeout_s, con.interrupt)
-    timer.daemon = True
-    try:
-        statements = con.extract_statements(text)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise QueryError("give one SELECT statement: this route only reads")
-        timer.start()
-        relation: Any = con.sql(text, params=list(params) or None)
-        reader = relation.to_arrow_reader(settings.sql_max_rows + 1)
-        batches: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in reader:
-            batches.append(batch)
-            rows += batch.num_rows
-            if rows > settings.sql_max_rows:
-                break
-        table = pa.Table.from_batches(batches, reader.schema)
-        return table.slice(0, settings.sql_max_rows), rows > settings.sql_max_rows
-    except duckdb.InterruptException as error:
-        raise Deadline(f"the query ran longer than {settings.sql_timeout_s:g} s") from error
-    except duckdb.Error as error:
-        raise QueryError(f"the query cannot run: {str(error).splitlines()[0]}") from error
-    finally:
-        timer.cancel()
-        con.close()
+def from_stream(stream: bytes) -> pa.Table:
+    """The table of an Arrow IPC stream, over its bytes."""
+    return pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
 
 
 def as_stream(table: pa.Table) -> bytes:

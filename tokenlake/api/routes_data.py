@@ -6,6 +6,7 @@ Lists are paged by a cursor: `after` is the last id of the page before, `next` t
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tokenlake import sql
-from tokenlake.api.own_route import OwnRoute, service_of
-from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, bounded_query, fetch
+from tokenlake.api.own_route import OwnRoute, service_of, unless_gone
+from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, fetch, from_stream
 from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Group
 from tokenlake.api.routes_control import credential
 from tokenlake.api.service import Service
+from tokenlake.api.sql_workers import SqlAnswer
 from tokenlake.api.wire import SqlBody, read_model
 from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ids import check_group_id
@@ -112,15 +114,20 @@ def _page(service: Service, group_id: str | None, after: str | None, limit: int)
 
 @router.post("/sql")
 async def post_sql(request: Request) -> Response:
-    """A read-only query, bounded in time and rows."""
+    """A query that only reads this lake, bounded in time, memory, rows and bytes."""
     credential(request)
     service = service_of(request)
     body = await read_model(request, SqlBody, service.settings.max_body_bytes)
-    table, more = await asyncio.to_thread(bounded_query, service.lake, body.sql, body.params, service.settings)
+    answer = await unless_gone(request, service.sql_workers.query(body.sql, body.params))
     if _wants_arrow(request):
-        return Response(as_stream(table), media_type=ARROW_STREAM, headers={"x-truncated": str(more).lower()})
+        return Response(answer.stream, media_type=ARROW_STREAM, headers={"x-truncated": str(answer.more).lower()})
+    return Response(await asyncio.to_thread(_as_json, answer), media_type="application/json")
+
+
+def _as_json(answer: SqlAnswer) -> bytes:
+    table = from_stream(answer.stream)
     columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
-    return JSONResponse({"columns": columns, "rows": as_json_rows(table), "truncated": more})
+    return json.dumps({"columns": columns, "rows": as_json_rows(table), "truncated": answer.more}).encode()
 
 
 @router.get("/audit")

@@ -26,6 +26,7 @@ from tokenlake.api.recorder import Recorder
 from tokenlake.api.registration import GroupLocks, Registrar
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Environment, Settings, read_environment
+from tokenlake.api.sql_workers import SqlWorkers
 from tokenlake.errors import Conflict, EngineFailed, NotFound
 from tokenlake.finalize.publish import set_policy
 from tokenlake.ids import split_rollout_id
@@ -95,6 +96,7 @@ class Service:
             metrics=self.metrics,
             settings=self.settings,
         )
+        self.sql_workers = SqlWorkers(lake.path, self.settings)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -118,6 +120,7 @@ class Service:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self.sql_workers.close()
         await self.engine.stop()
         await self.gate.drain()
         await self.publisher.settle()

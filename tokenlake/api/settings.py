@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from tokenlake.errors import ConfigError
 
-__all__ = ["Environment", "Settings", "read_environment"]
+__all__ = ["Environment", "Settings", "child_environment", "read_environment"]
 
 Reasoning = Literal["field", "fold"]
 
@@ -73,6 +73,17 @@ class Settings:
     sql_max_rows: int = field(
         default=10_000,
         metadata=_about("sql", "rows", "A query answers at most this many rows and says when it had more."),
+    )
+    sql_max_bytes: int = field(
+        default=67_108_864,
+        metadata=_about("sql", "bytes", "An answer holds at most this much, and says when there was more."),
+    )
+    sql_memory_bytes: int = field(
+        default=2_147_483_648,
+        metadata=_about("sql", "bytes", "Memory of a process that runs queries; one that needs more is refused."),
+    )
+    sql_processes: int = field(
+        default=2, metadata=_about("sql", "processes", "How many queries run at a time; others wait.")
     )
     page_rows: int = field(
         default=256, metadata=_about("rows", "rows or groups", "Most entries of one page, whole groups aside.")
@@ -134,6 +145,11 @@ class Environment:
     """`TOKENLAKE_CAPABILITY_KEY`: 64 hex digits."""
     state_dir: Path
     """Where key files lie: `$XDG_STATE_HOME/tokenlake`, by default `~/.local/state/tokenlake`."""
+
+
+def child_environment() -> dict[str, str]:
+    """What a process that runs queries inherits: everything but what is ours, which is secret."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TOKENLAKE_")}
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

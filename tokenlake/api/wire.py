@@ -86,7 +86,7 @@ class WorkerBody(_Body):
 class SqlBody(_Body):
     """`POST /sql`."""
 
-    sql: StrictStr = Field(min_length=1)
+    sql: StrictStr = Field(min_length=1, max_length=262_144)
     params: list[Any] = Field(default_factory=list[Any])
 
 

@@ -8,6 +8,7 @@ last for that moment.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ _MOMENT = 1.0
 
 _MAX_KEPT = 128
 _ABSENT, _BY_HAND = 0, 1
+_SEGMENT = re.compile(r"(?:deltas/[A-Za-z0-9_-]{1,100}|rows)/[0-9]{6,10}\.arrow")
 
 _Place = tuple[Any, ...]
 _Found = Decoded | tuple[pa.RecordBatch, int] | None
@@ -120,6 +122,8 @@ class Fetcher:
     def _mapped(self, name: str, offset: int, length: int, batches: _Batches) -> Mapped | None:
         """The map of a segment, looked at once for each call."""
         mapped = batches.get(name)
+        if mapped is None and _SEGMENT.fullmatch(name) is None:
+            return None  # a query may ask for any place, and gets none outside the lake
         if mapped is None or offset + length > len(mapped.view):
             mapped = batches[name] = self._maps.get(name, offset + length)
         fits = mapped is not None and mapped.schema is not None and 0 <= offset <= offset + length <= len(mapped.view)

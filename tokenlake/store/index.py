@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake import sql
-from tokenlake.store import functions, views
+from tokenlake.store import functions, guard, views
 from tokenlake.store.fetch import Fetcher
 from tokenlake.store.intake import Change, Scanned, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
@@ -107,6 +107,10 @@ class Index:
                 self.maps.forget(segment_path(segment))
             self._scanned |= change.scanned
             self._stamps = change.stamps
+
+    def lock(self) -> None:
+        """From now on queries of this database reach nothing but its relations: see `tokenlake.store.guard`."""
+        guard.lock(self._con)
 
     def close(self) -> None:
         """Close the database and let go of the maps."""

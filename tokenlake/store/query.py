@@ -1,4 +1,4 @@
-"""Running one query of a caller: its errors become ours."""
+"""Running one query of a caller: it reads and nothing else, and its errors become ours."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import duckdb
+import pyarrow as pa
 
+from tokenlake import sql
 from tokenlake.errors import QueryError
 
-__all__ = ["run_query"]
+__all__ = ["fetch_table", "run_query"]
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 
@@ -17,11 +19,15 @@ _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 def run_query(
     con: duckdb.DuckDBPyConnection, query: str, params: Sequence[Any] | dict[str, Any] | None
 ) -> duckdb.DuckDBPyRelation:
-    """The relation of one reading statement. Raises `QueryError` for what does not parse, bind or run, or writes."""
+    """The relation of one reading statement, on a connection that is its own from now on.
+
+    Raises `QueryError` for what does not parse, bind or run, or writes.
+    """
     try:
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type not in _READING:
             raise QueryError("a lake is read-only here: give one SELECT statement")
+        con.execute(sql.read("guard/read_only"))
         relation = con.sql(query, params=params)
     except duckdb.Error as error:
         raise QueryError(f"the query cannot run: {error}") from error
@@ -30,3 +36,11 @@ def run_query(
     if found is None:
         raise QueryError("the statement gives no rows: a lake is read with SELECT")
     return found
+
+
+def fetch_table(relation: duckdb.DuckDBPyRelation) -> pa.Table:
+    """All of a relation. Raises `QueryError` for what fails only when it runs."""
+    try:
+        return relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(f"the query cannot run: {error}") from error

@@ -1,22 +1,25 @@
 """The reader's side of a lake: any number of processes, beside a running owner, without its index file.
 
 A `Lake` builds its own in-memory index from the Arrow files and refreshes it by what was appended. Every query runs on
-a cursor of its own, so threads may share one `Lake`.
+a cursor of its own, so threads may share one `Lake`. `sql` asks a locked database that only reads; `connect` gives a
+connection to a free one, and the index is built twice only where both are used.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import duckdb
+import pyarrow as pa
 
 from tokenlake.errors import TokenlakeError
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
-from tokenlake.store.query import run_query
+from tokenlake.store.query import fetch_table, run_query
 
 __all__ = ["Lake", "open"]
 
@@ -24,54 +27,87 @@ __all__ = ["Lake", "open"]
 class Lake:
     """A lake opened for reading.
 
-    Picklable: it travels as its path and is opened anew where it arrives. A forked child that uses an inherited handle
-    opens its own instead. Raises `NotFound` where there is no lake, `FormatError` for a newer format.
+    `memory_bytes` bounds what DuckDB keeps in memory; nothing spills to disk then. Picklable: it travels as its path
+    and is opened anew where it arrives. A forked child that uses an inherited handle opens its own instead. Raises
+    `NotFound` where there is no lake, `FormatError` for a newer format.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, memory_bytes: int | None = None) -> None:
         self.path = Path(path)
         self.lake_id: str = read_lake(self.path)["lake_id"]
+        self._config: dict[str, Any] = {} if memory_bytes is None else {"memory_limit": f"{memory_bytes}B", **_NO_SPILL}
         self._closed = False
         self._open()
 
     def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """A DuckDB relation (`.fetchall()`, `.to_arrow_table()`, ...) of one query. Raises `QueryError`."""
-        return run_query(self._index().cursor(query=query), query, params)
+        """A DuckDB relation (`.fetchall()`, `.to_arrow_table()`, ...) of one query. Raises `QueryError`.
+
+        The query reads this lake and nothing else: no file, socket, extension, setting or variable of the process.
+        """
+        return run_query(self.locked_cursor(query), query, params)
+
+    def fetch(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> pa.Table:
+        """The whole result of one query, as Arrow. Raises `QueryError`, also for what fails only when it runs."""
+        return fetch_table(self.sql(query, params))
+
+    def locked_cursor(self, query: str) -> duckdb.DuckDBPyConnection:
+        """A connection of the caller's own to the locked database, with the views that `query` names."""
+        return self._index(locked=True).cursor(query=query)
 
     def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection of the caller's own, with all relations, views and functions; closing it is theirs too.
 
         With `groups` the relations hold only these groups and what belongs to none: one group costs one group.
         """
-        return self._index().cursor(groups)
+        return self._index(locked=False).cursor(groups)
 
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""
-        self._index().refresh()
+        for index in self._opened():
+            index.refresh()
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
         if not self._closed and self._pid == os.getpid():
-            self._state.close()
+            for index in self._opened():
+                index.close()
         self._closed = True
 
     @property
     def decoded(self) -> int:
         """How many records queries have looked up on disk so far."""
-        return self._index().fetcher.decoded
+        return sum(index.fetcher.decoded for index in self._opened())
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        self._state = Index(self.path, duckdb.connect(":memory:"))
-        self._state.refresh()
+        self._opening = threading.Lock()
+        self._spare: Index | None = self._build()
+        self._indexes: dict[bool, Index] = {}
 
-    def _index(self) -> Index:
+    def _build(self) -> Index:
+        index = Index(self.path, duckdb.connect(":memory:", config=self._config))
+        index.refresh()
+        return index
+
+    def _opened(self) -> list[Index]:
+        """The indexes there are: one, or two where both kinds are used."""
         if self._closed:
             raise TokenlakeError(f"lake {self.path} is closed: open it again")
         if self._pid != os.getpid():
-            _inherited.append(self._state)
+            _inherited.append((self._spare, self._indexes))
             self._open()
-        return self._state
+        return [*self._indexes.values(), *([] if self._spare is None else [self._spare])]
+
+    def _index(self, *, locked: bool) -> Index:
+        """The locked or the free index. What was built at opening becomes the kind that is asked for first."""
+        self._opened()
+        with self._opening:
+            if locked not in self._indexes:
+                index, self._spare = self._spare or self._build(), None
+                if locked:
+                    index.lock()
+                self._indexes[locked] = index
+            return self._indexes[locked]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (str(self.path),))
@@ -83,7 +119,8 @@ class Lake:
         self.close()
 
 
-_inherited: list[Index] = []
+_NO_SPILL = {"max_temp_directory_size": "0B"}
+_inherited: list[object] = []
 """What a forked child must never touch, not even to free it: its threads and locks belong to the parent."""
 
 
