@@ -13,6 +13,7 @@ differently, and no more. All of them survive pickling, because they cross Ray a
     +-- Unauthorized         no or wrong credential
     +-- Forbidden            a valid credential that does not reach this far
     +-- TooLarge             beyond a configured limit of size
+    +-- Busy                 no room for this now: wait `detail["retry_after_s"]` seconds and ask again
     +-- Deadline             a bounded wait ran out
     +-- LakeLocked           another process owns the lake (or this writer's directory)
     +-- FormatError          written by a newer Tokenlake, or not a lake at all
@@ -31,6 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "Busy",
     "CaptureFailed",
     "ConfigError",
     "Conflict",
@@ -106,6 +108,10 @@ class Forbidden(TokenlakeError):
 
 class TooLarge(TokenlakeError):
     """Beyond a configured size limit."""
+
+
+class Busy(TokenlakeError):
+    """No room for this now; `detail["retry_after_s"]`: seconds after which asking again makes sense."""
 
 
 class Deadline(TokenlakeError):

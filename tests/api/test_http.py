@@ -40,6 +40,10 @@ ROUTES = [
     ("POST", "/api/v1/rollouts/g_g0/seal", {"reward": 1}),
     ("POST", "/api/v1/rollouts/g_g0/fail", {"reason": "x"}),
     ("GET", "/api/v1/rows", None),
+    ("POST", "/api/v1/claims", {"consumer": "t0"}),
+    ("POST", "/api/v1/claims/c/consume", {"checkpoint": "step-1"}),
+    ("POST", "/api/v1/claims/c/release", {}),
+    ("POST", "/api/v1/consumers/t0/rewind", {"checkpoint": "step-1"}),
     ("PUT", "/api/v1/workers/w", {}),
     ("GET", "/api/v1/workers", None),
     ("PUT", "/api/v1/weight_version", {"version": 1}),
@@ -295,6 +299,7 @@ def test_every_route_and_metric_is_documented() -> None:
     for _, path, _ in ROUTES:
         template = path.replace("/g_g0", "/{rollout_id}").replace("/groups/g", "/groups/{group_id}")
         template = template.replace("attempts/1", "attempts/{k}").replace("workers/w", "workers/{worker_id}")
+        template = template.replace("claims/c/", "claims/{id}/").replace("consumers/t0", "consumers/{name}")
         assert template in documented
     for name in METRICS:
         assert name in documented

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tokenlake.api import routes_control, routes_data, routes_model
+from tokenlake.api import routes_claims, routes_control, routes_data, routes_model
 from tokenlake.api.errors_http import error_response, plain_error
 from tokenlake.api.service import Service
 from tokenlake.errors import TokenlakeError
@@ -35,6 +35,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.include_router(routes_data.health)
     app.include_router(routes_control.router)
+    app.include_router(routes_claims.router)
     app.include_router(routes_data.router)
     app.include_router(routes_model.router)
     app.add_exception_handler(TokenlakeError, _ours)

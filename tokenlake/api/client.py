@@ -15,6 +15,7 @@ import httpx
 import pyarrow as pa
 
 from tokenlake.errors import (
+    Busy,
     Conflict,
     Deadline,
     EngineFailed,
@@ -37,6 +38,7 @@ _ERRORS: dict[int, type[TokenlakeError]] = {
     409: Conflict,
     413: TooLarge,
     422: InvalidInput,
+    429: Busy,
     503: EngineFailed,
     504: Deadline,
 }
@@ -114,6 +116,21 @@ def _seal(rollout_id: str, fields: dict[str, Any]) -> _Request:
 def _rows(group_id: str | None, after: str | None, limit: int | None) -> _Request:
     params = _given(group_id=group_id, after=after, limit=limit)
     return _Request("GET", _path("rows"), params=params, headers={"Accept": _STREAM})
+
+
+def _claim(
+    consumer: str, groups: int, version: int | None, staleness: int | None, lease_s: float | None, key: str | None
+) -> _Request:
+    body = _given(consumer=consumer, groups=groups, current_version=version, max_staleness=staleness, lease_s=lease_s)
+    return _Request("POST", _path("claims"), body, headers=_key(key))
+
+
+def _consume(claim_id: str, checkpoint: str) -> _Request:
+    return _Request("POST", _path("claims", claim_id, "consume"), {"checkpoint": checkpoint})
+
+
+def _rewind(consumer: str, checkpoint: str | None) -> _Request:
+    return _Request("POST", _path("consumers", consumer, "rewind"), {"checkpoint": checkpoint})
 
 
 class Client:
@@ -215,6 +232,32 @@ class Client:
     ) -> tuple[pa.Table, str | None]:
         """A page of ready rows, and the cursor of the next page."""
         return _table(self._send(_rows(group_id, after, limit)))
+
+    def claim(
+        self,
+        consumer: str,
+        *,
+        groups: int = 1,
+        current_version: int | None = None,
+        max_staleness: int | None = None,
+        lease_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Take up to `groups` whole groups: `claim_id` (None without any), `groups`, `deadline_at`."""
+        terms = (groups, current_version, max_staleness, lease_s, idempotency_key)
+        return _read(self._send(_claim(consumer, *terms)))
+
+    def consume(self, claim_id: str, *, checkpoint: str) -> dict[str, Any]:
+        """Say that a claim's groups went into this checkpoint."""
+        return _read(self._send(_consume(claim_id, checkpoint)))
+
+    def release(self, claim_id: str) -> dict[str, Any]:
+        """Give a claim's groups back."""
+        return _read(self._send(_Request("POST", _path("claims", claim_id, "release"))))
+
+    def rewind(self, consumer: str, *, checkpoint: str | None) -> dict[str, Any]:
+        """Give back what a consumer took after a checkpoint (None: everything); answers these `groups`."""
+        return _read(self._send(_rewind(consumer, checkpoint)))
 
     def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
         """A read-only query: `columns`, `rows`, `truncated`."""
@@ -330,6 +373,32 @@ class AsyncClient:
     ) -> tuple[pa.Table, str | None]:
         """A page of ready rows, and the cursor of the next page."""
         return _table(await self._send(_rows(group_id, after, limit)))
+
+    async def claim(
+        self,
+        consumer: str,
+        *,
+        groups: int = 1,
+        current_version: int | None = None,
+        max_staleness: int | None = None,
+        lease_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Take up to `groups` whole groups: `claim_id` (None without any), `groups`, `deadline_at`."""
+        terms = (groups, current_version, max_staleness, lease_s, idempotency_key)
+        return _read(await self._send(_claim(consumer, *terms)))
+
+    async def consume(self, claim_id: str, *, checkpoint: str) -> dict[str, Any]:
+        """Say that a claim's groups went into this checkpoint."""
+        return _read(await self._send(_consume(claim_id, checkpoint)))
+
+    async def release(self, claim_id: str) -> dict[str, Any]:
+        """Give a claim's groups back."""
+        return _read(await self._send(_Request("POST", _path("claims", claim_id, "release"))))
+
+    async def rewind(self, consumer: str, *, checkpoint: str | None) -> dict[str, Any]:
+        """Give back what a consumer took after a checkpoint (None: everything); answers these `groups`."""
+        return _read(await self._send(_rewind(consumer, checkpoint)))
 
     async def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
         """A read-only query: `columns`, `rows`, `truncated`."""

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from tokenlake.api.dialects.anthropic import anthropic_error
 from tokenlake.api.dialects.chat import openai_error
 from tokenlake.errors import (
+    Busy,
     CaptureFailed,
     Conflict,
     ContextOverflow,
@@ -35,6 +36,7 @@ STATUSES: dict[type[TokenlakeError], tuple[int, str]] = {
     NotFound: (404, "not_found"),
     Conflict: (409, "conflict"),
     TooLarge: (413, "too_large"),
+    Busy: (429, "busy"),
     CaptureFailed: (503, "capture_failed"),
     EngineFailed: (503, "engine_failed"),
     StorageFailed: (503, "storage_failed"),
@@ -69,6 +71,8 @@ def is_model_path(path: str) -> bool:
 def error_response(path: str, error: TokenlakeError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """An error as the client of this path reads it."""
     status, kind = status_of(error)
+    if isinstance(error, Busy):
+        headers = {**(headers or {}), "Retry-After": str(error.detail["retry_after_s"])}
     return plain_error(path, status, error.message, error.detail, kind=kind, headers=headers)
 
 

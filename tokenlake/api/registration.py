@@ -10,12 +10,14 @@ from weakref import WeakValueDictionary
 from tokenlake.api.control import Control
 from tokenlake.api.ledger import Ledger, now_us
 from tokenlake.api.rollouts import Attempt, Group
-from tokenlake.errors import Conflict, NotFound
+from tokenlake.errors import Busy, Conflict, NotFound
 from tokenlake.ids import rollout_id as make_rollout_id
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.fingerprint import json_digest
 
 __all__ = ["GroupLocks", "Registrar", "key_digest"]
+
+_RETRY_AFTER_S = 1
 
 
 class GroupLocks:
@@ -39,6 +41,7 @@ class Registrar:
         self._control = control
         self._ledger = ledger
         self._locks = locks
+        self._registering = 0
 
     async def register_group(
         self,
@@ -50,7 +53,10 @@ class Registrar:
         meta: dict[str, Any],
         idempotency_key: str | None,
     ) -> tuple[Group, bool]:
-        """The group, and whether it is new; raises `Conflict` when it exists and this is not the same request."""
+        """The group, and whether it is new.
+
+        Raises `Conflict` when it exists and this is not the same request, `Busy` while `max_open_groups` are open.
+        """
         request = json_digest({"n": n, "deadline_s": deadline_s, "purpose": purpose, "meta": meta})
         key = None if idempotency_key is None else key_digest(group_id, 0, idempotency_key)
         async with self._locks.of(group_id):
@@ -75,8 +81,24 @@ class Registrar:
                 }
             ]
             events += [_registered(group_id, make_rollout_id(group_id, index), 0) for index in range(n)]
-            await self._ledger.append(*events)
+            if purpose == "train":
+                self._reserve()
+            self._registering += purpose == "train"
+            try:
+                await self._ledger.append(*events)
+            finally:
+                self._registering -= purpose == "train"
             return self._control.groups[group_id], True
+
+    def _reserve(self) -> None:
+        """Refuse a group to train on while as many as the policy allows are neither published nor given up."""
+        most = self._control.policy.get("max_open_groups")
+        if most is None:
+            return
+        groups = self._control.groups.values()
+        now = self._registering + sum(group.state == "open" and group.purpose == "train" for group in groups)
+        if now >= most:
+            raise Busy(f"{now} groups are open, max_open_groups is {most}: wait", retry_after_s=_RETRY_AFTER_S)
 
     async def register_attempt(
         self, rollout_id: str, number: int, *, idempotency_key: str | None = None

@@ -28,6 +28,7 @@ from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.api.sql_workers import SqlWorkers
 from tokenlake.errors import Conflict, EngineFailed, NotFound
+from tokenlake.finalize.buffer import ReplayBuffer
 from tokenlake.finalize.publish import set_policy
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
@@ -66,6 +67,7 @@ class Service:
         for event in lake.lineage.events():
             self.control.apply(event)
         self.control.policy = set_policy(lake, policy or {})
+        self.buffer = ReplayBuffer(lake)
         self.ledger = Ledger(lake.lineage, self.control)
         self.publisher = Publisher(lake, self.control, self.metrics, self.settings)
         locks = GroupLocks()

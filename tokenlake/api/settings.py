@@ -66,6 +66,10 @@ class Settings:
     stream_keep_alive_s: float = field(
         default=15.0, metadata=_about("gate", "seconds", "A streamed answer says something at least this often.")
     )
+    claim_lease_s: float = field(
+        default=600.0,
+        metadata=_about("replay buffer", "seconds", "When a claim that nobody consumed goes to another member."),
+    )
     sql_timeout_s: float = field(
         default=10.0,
         metadata=_about("sql", "seconds", "A query of `POST /api/v1/sql` that runs longer is interrupted."),

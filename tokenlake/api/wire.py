@@ -11,9 +11,11 @@ from starlette.requests import Request
 from tokenlake.errors import InvalidInput, TooLarge
 
 __all__ = [
+    "Body",
     "FailBody",
     "FreezeBody",
     "GroupBody",
+    "Number",
     "SealBody",
     "SqlBody",
     "VersionBody",
@@ -24,13 +26,16 @@ __all__ = [
 
 M = TypeVar("M", bound=BaseModel)
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A finite JSON number."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What every body has in common: unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class GroupBody(_Body):
+class GroupBody(Body):
     """`PUT /groups/{group_id}`."""
 
     n: StrictInt = Field(ge=1, le=4096)
@@ -42,7 +47,7 @@ class GroupBody(_Body):
     """Task, data set, harness: kept, never interpreted."""
 
 
-class FreezeBody(_Body):
+class FreezeBody(Body):
     """`POST /rollouts/{rollout_id}/freeze`."""
 
     attempt: StrictInt | None = None
@@ -50,7 +55,7 @@ class FreezeBody(_Body):
     terminal_call_id: StrictStr | None = None
 
 
-class SealBody(_Body):
+class SealBody(Body):
     """`POST /rollouts/{rollout_id}/seal`."""
 
     reward: Number
@@ -61,7 +66,7 @@ class SealBody(_Body):
     boundary_id: StrictStr | None = None
 
 
-class FailBody(_Body):
+class FailBody(Body):
     """`POST /rollouts/{rollout_id}/fail`."""
 
     reason: StrictStr = Field(min_length=1, max_length=200)
@@ -69,13 +74,13 @@ class FailBody(_Body):
     retry: StrictBool = False
 
 
-class VersionBody(_Body):
+class VersionBody(Body):
     """`PUT /weight_version`."""
 
     version: StrictInt = Field(ge=0, lt=2**63)
 
 
-class WorkerBody(_Body):
+class WorkerBody(Body):
     """`PUT /workers/{worker_id}`."""
 
     url: StrictStr | None = None
@@ -83,7 +88,7 @@ class WorkerBody(_Body):
     meta: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class SqlBody(_Body):
+class SqlBody(Body):
     """`POST /sql`."""
 
     sql: StrictStr = Field(min_length=1, max_length=262_144)

@@ -78,6 +78,18 @@ def _seconds(value: Any) -> float | None:
     return number
 
 
+def _count(least: int, unit: str) -> Callable[[Any], int | None]:
+    def parse(value: Any) -> int | None:
+        if _absent(value):
+            return None
+        number = _number(value)
+        if number != int(number) or number < least:
+            raise ValueError(f"use a whole number of {unit}, {least} or more, or none")
+        return int(number)
+
+    return parse
+
+
 _action = _choice("root", "poison")
 
 
@@ -115,6 +127,22 @@ POLICIES: Mapping[str, Policy] = {
             default=None,
             sentence="When the places that nobody ended become placeholders, beside a group's own deadline.",
             parse=_seconds,
+        ),
+        Policy(
+            name="max_open_groups",
+            owner="replay buffer",
+            unit="groups, or none",
+            default=None,
+            sentence="How many groups to train on may be open; another one is refused with 429 until one has closed.",
+            parse=_count(1, "groups"),
+        ),
+        Policy(
+            name="max_staleness",
+            owner="replay buffer",
+            unit="weight versions, or none",
+            default=None,
+            sentence="How far a group's oldest version may lie behind a consumer's; beyond it the group is evicted.",
+            parse=_count(0, "weight versions"),
         ),
         Policy(
             name="min_delivered_fraction",
