@@ -103,18 +103,24 @@ def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: flo
 
 
 def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
-    rows, counts = sql.read("reads/rows_to_publish"), sql.read("reads/published_counts")
-    con = lake.connect(groups=due, query=rows + counts)
+    rows, counts, drops = (
+        sql.read(f"reads/{name}") for name in ("rows_to_publish", "published_counts", "dropped_groups")
+    )
+    con = lake.connect(groups=due, query=rows + counts + drops)
     try:
         table = con.sql(rows, params=[now, due]).to_arrow_table()
         table = table.select(ROW.names).cast(ROW)
         con.register("due_rows", table)
         verdicts = con.sql(counts, params=[due]).to_arrow_table().to_pylist()
+        absent = [verdict["group_id"] for verdict in verdicts if verdict["published"] == 0]
+        dropped = con.sql(drops, params=[absent]).to_arrow_table().to_pylist() if absent else []
     finally:
         con.close()
+    why = {each["group_id"]: each for each in dropped}
     results: list[PublishedGroup] = []
     for verdict in verdicts:
-        if verdict["published"] != verdict["n"] and not verdict["too_few"]:
+        drop = why.get(verdict["group_id"])
+        if drop is None and verdict["published"] != verdict["n"]:
             raise DamagedLake(
                 f"group {verdict['group_id']} in {lake.path} would publish {verdict['published']} rows instead of "
                 f"{verdict['n']}: run `tokenlake audit`",
@@ -124,9 +130,9 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
             PublishedGroup(
                 group_id=verdict["group_id"],
                 n=verdict["n"],
-                valid=verdict["valid"],
+                valid=verdict["valid"] if drop is None else drop["valid"],
                 reasons=json.loads(verdict["reasons"]),
-                dropped="min_valid_fraction_per_group" if verdict["too_few"] else None,
+                dropped=None if drop is None else drop["drop_reason"],
             )
         )
     kept = [result.group_id for result in results if result.dropped is None]

@@ -169,6 +169,14 @@ POLICIES: Mapping[str, Policy] = {
             parse=_choice("allow", "reject"),
         ),
         Policy(
+            name="mixed_weight_version_per_group",
+            owner="views",
+            unit="allow | reject",
+            default="allow",
+            sentence="`reject` drops a group whose valid rows were sampled under more than one weight version.",
+            parse=_choice("allow", "reject"),
+        ),
+        Policy(
             name="on_capture_failure",
             owner="gate",
             unit="continue | abort",

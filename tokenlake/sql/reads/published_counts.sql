@@ -26,11 +26,10 @@ SELECT
     coalesce(sum(due_rows.sample_mask), 0)::BIGINT AS valid,
     any_value(due_rows.group_min_wv) AS group_min_wv,
     any_value(due_rows.group_max_wv) AS group_max_wv,
-    coalesce(any_value(by_reason.reasons), '{}') AS reasons,
-    coalesce(sum(due_rows.sample_mask), 0) < group_records.min_valid_fraction_per_group * group_records.n AS too_few
+    coalesce(any_value(by_reason.reasons), '{}') AS reasons
 FROM group_records
 LEFT JOIN due_rows ON group_records.group_id = due_rows.group_id
 LEFT JOIN by_reason ON group_records.group_id = by_reason.group_id
 WHERE list_contains(?1::VARCHAR[], group_records.group_id)
-GROUP BY group_records.group_id, group_records.n, group_records.min_valid_fraction_per_group
+GROUP BY group_records.group_id, group_records.n
 ORDER BY group_records.group_id;

@@ -1,7 +1,7 @@
 -- what: published groups in the order of their publication
 -- grain: group
--- reads: groups
+-- reads: group_records
 SELECT group_id
-FROM groups
-WHERE state = 'published' AND (?1 IS NULL OR purpose = ?1)
-ORDER BY published_at, group_id;
+FROM group_records
+WHERE closed_by = 'group_published' AND (?1 IS NULL OR purpose = ?1)
+ORDER BY closing_order;

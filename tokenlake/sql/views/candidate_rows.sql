@@ -2,7 +2,7 @@
 --   placeholder has the prompt of its group as input, nothing sampled, no reward and one reason. `prompt_ids_for_adv`
 --   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id
 -- grain: row
--- reads: judged_rollouts, model_in_force
+-- reads: judged_rollouts, group_records, model_in_force
 CREATE OR REPLACE VIEW candidate_rows AS
 WITH judged AS MATERIALIZED (
     SELECT * FROM judged_rollouts
@@ -35,9 +35,11 @@ placed AS (
         grouped.valid_rows,
         grouped.group_min_wv,
         grouped.group_max_wv,
-        coalesce(grouped.prompt_ids, [model_in_force.pad_id]) AS prompt_ids_for_adv
+        coalesce(grouped.prompt_ids, [model_in_force.pad_id]) AS prompt_ids_for_adv,
+        group_records.mixed_weight_version_per_group
     FROM judged
     INNER JOIN grouped ON judged.group_id = grouped.group_id
+    INNER JOIN group_records ON judged.group_id = group_records.group_id
     CROSS JOIN model_in_force
     WHERE grouped.ended = judged.n
 )
@@ -77,5 +79,12 @@ SELECT
     valid_rows,
     n,
     closed_by,
-    valid_rows < min_valid_fraction_per_group * n AS too_few_valid
+    CASE
+        WHEN valid_rows < min_valid_fraction_per_group * n THEN 'min_valid_fraction_per_group'
+        WHEN
+            mixed_weight_version_per_group = 'reject'
+            AND valid_rows > 0
+            AND (group_min_wv IS DISTINCT FROM group_max_wv OR group_min_wv IS NULL)
+            THEN 'mixed_weight_version_per_group'
+    END AS drop_reason
 FROM placed;

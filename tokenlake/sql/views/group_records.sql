@@ -61,7 +61,10 @@ SELECT
     coalesce(
         try_cast(json_text(folded.closing.policy, '$.min_valid_fraction_per_group') AS DOUBLE),
         policies.min_valid_fraction_per_group
-    ) AS min_valid_fraction_per_group
+    ) AS min_valid_fraction_per_group,
+    coalesce(
+        json_text(folded.closing.policy, '$.mixed_weight_version_per_group'), policies.mixed_weight_version_per_group
+    ) AS mixed_weight_version_per_group
 FROM folded
 CROSS JOIN policies
 WHERE folded.opening IS NOT NULL;

@@ -32,6 +32,7 @@ SELECT
     groups.published_min_wv,
     groups.published_max_wv,
     groups.min_valid_fraction_per_group,
+    groups.mixed_weight_version_per_group,
     groups.drop_reason,
     groups.meta
 FROM group_records AS groups

@@ -3,32 +3,47 @@
 -- grain: group
 -- reads: group_states, group_versions
 CREATE OR REPLACE VIEW groups AS
-SELECT
-    states.group_id,
-    states.n,
-    states.state,
-    states.ended,
-    versions.valid,
-    versions.placeholders,
-    versions.group_min_wv,
-    versions.group_max_wv,
-    states.purpose,
-    CASE
-        WHEN states.state = 'open' THEN 'wait'
-        WHEN states.state = 'due' AND versions.valid < states.min_valid_fraction_per_group * states.n THEN 'drop'
-        WHEN states.state = 'due' THEN 'publish'
-    END AS verdict,
-    coalesce(
-        states.drop_reason,
+WITH judged AS (
+    SELECT
+        states.*,
+        versions.valid,
+        versions.placeholders,
+        versions.group_min_wv,
+        versions.group_max_wv,
         CASE
-            WHEN states.state = 'due' AND versions.valid < states.min_valid_fraction_per_group * states.n
-                THEN 'min_valid_fraction_per_group'
-        END
-    ) AS drop_reason,
-    states.dispatch_weight_version,
-    states.registered_at,
-    states.deadline_at,
-    CASE states.state WHEN 'published' THEN states.cutoff_at END AS published_at,
-    states.meta
-FROM group_states AS states
-INNER JOIN group_versions AS versions ON states.group_id = versions.group_id;
+            WHEN states.state <> 'due' THEN states.drop_reason
+            WHEN versions.valid < states.min_valid_fraction_per_group * states.n THEN 'min_valid_fraction_per_group'
+            WHEN
+                states.mixed_weight_version_per_group = 'reject'
+                AND versions.valid > 0
+                AND (
+                    versions.group_min_wv IS DISTINCT FROM versions.group_max_wv OR versions.group_min_wv IS NULL
+                )
+                THEN 'mixed_weight_version_per_group'
+        END AS why_dropped
+    FROM group_states AS states
+    INNER JOIN group_versions AS versions ON states.group_id = versions.group_id
+)
+
+SELECT
+    group_id,
+    n,
+    state,
+    ended,
+    valid,
+    placeholders,
+    group_min_wv,
+    group_max_wv,
+    purpose,
+    CASE
+        WHEN state = 'open' THEN 'wait'
+        WHEN state = 'due' AND why_dropped IS NOT NULL THEN 'drop'
+        WHEN state = 'due' THEN 'publish'
+    END AS verdict,
+    why_dropped AS drop_reason,
+    dispatch_weight_version,
+    registered_at,
+    deadline_at,
+    CASE state WHEN 'published' THEN cutoff_at END AS published_at,
+    meta
+FROM judged;

@@ -3,6 +3,6 @@
 -- grain: row
 -- reads: candidate_rows
 CREATE OR REPLACE VIEW publishable_rows AS
-SELECT * EXCLUDE (rollout_index, valid_rows, n, closed_by, too_few_valid)
+SELECT * EXCLUDE (rollout_index, valid_rows, n, closed_by, drop_reason)
 FROM candidate_rows
-WHERE closed_by IS NULL AND NOT too_few_valid;
+WHERE closed_by IS NULL AND drop_reason IS NULL;
