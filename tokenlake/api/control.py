@@ -1,12 +1,14 @@
-"""The fold: lineage events in, the state of every group out.
+"""The fold: lineage events in, the state of every open group out.
 
 `Control.apply` is the only code that changes this state, for an event that was just appended and for one that a
-restarted gate reads back, so both come to the same.
+restarted gate reads back, so both come to the same. Groups that are closed stay only while there is room: the lake
+has them all.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,16 +25,19 @@ Event = Mapping[str, Any]
 
 
 class Control:
-    """All groups of a lake. Not thread-safe: the service's event loop owns it."""
+    """Every open group of a lake, and the `closed_groups` that closed or were asked for last.
 
-    def __init__(self) -> None:
+    Not thread-safe: the service's event loop owns it.
+    """
+
+    def __init__(self, closed_groups: int = 1024) -> None:
         self.groups: dict[str, Group] = {}
+        self._room = closed_groups
+        self._closed: OrderedDict[str, None] = OrderedDict()
         self.weight_version: int | None = None
         self.workers: dict[str, dict[str, Any]] = {}
         self.policy: dict[str, Any] = {}
-        self.models: list[dict[str, Any]] = []
-        self.keys: dict[tuple[str, int, bytes], str] = {}
-        """(rollout, attempt, idempotency digest) to the call that answered it."""
+        self.model: dict[str, Any] | None = None
 
     def rollout(self, rollout_id: str) -> Rollout | None:
         """The rollout of this id; None when its group or it is unknown."""
@@ -48,6 +53,13 @@ class Control:
         handler = _HANDLERS.get(event["event_type"])
         if handler is not None:
             handler(self, event)
+
+    def used(self, group_id: str) -> None:
+        """A closed group was just used; the one that was not for longest may have to go."""
+        self._closed[group_id] = None
+        self._closed.move_to_end(group_id)
+        while len(self._closed) > self._room:
+            del self.groups[self._closed.popitem(last=False)[0]]
 
 
 def _attempt(control: Control, event: Event) -> Attempt | None:
@@ -76,10 +88,13 @@ def _rollout_registered(control: Control, event: Event) -> None:
     if group is None:
         return
     rollout = group.rollouts.setdefault(name, Rollout(name))
+    if attempt in rollout.attempts:
+        return
     for older in rollout.attempts.values():
         older.release()
-    made = Attempt(name, attempt, event["at"], touched_at=event["at"], created_by=event.get("idempotency_digest"))
-    rollout.attempts.setdefault(attempt, made)
+    rollout.attempts[attempt] = Attempt(
+        name, attempt, event["at"], touched_at=event["at"], created_by=event.get("idempotency_digest")
+    )
 
 
 def _call_committed(control: Control, event: Event) -> None:
@@ -97,7 +112,7 @@ def _call_committed(control: Control, event: Event) -> None:
     seed = detail.get("seed")
     attempt.lineage.commit(call.node, seed=bytes.fromhex(seed) if seed else None)
     if call.idempotency_digest is not None:
-        control.keys[attempt.rollout_id, attempt.attempt, call.idempotency_digest] = event["call_id"]
+        attempt.keys[call.idempotency_digest] = event["call_id"]
 
 
 def _call_failed(control: Control, event: Event) -> None:
@@ -179,9 +194,7 @@ def _group_closed(control: Control, event: Event) -> None:
             if attempt.end is None:
                 attempt.state, attempt.end = "failed", {"reason": "never_sealed"}
             attempt.release()
-    names = set(group.rollouts)
-    for key in [key for key in control.keys if key[0] in names]:
-        del control.keys[key]
+    control.used(group.group_id)
 
 
 def _weight_version(control: Control, event: Event) -> None:
@@ -202,7 +215,7 @@ def _policy(control: Control, event: Event) -> None:
 
 
 def _model(control: Control, event: Event) -> None:
-    control.models.append(_detail(event))
+    control.model = _detail(event)
 
 
 def _detail(event: Event) -> dict[str, Any]:

@@ -58,10 +58,15 @@ class Gate:
         self._flights: dict[Flight, asyncio.Task[Answer]] = {}
 
     def admit(self, rollout_id: str, attempt: int) -> Attempt:
-        """The attempt, if it takes calls; raises `NotFound` or `Conflict` before anything is sampled."""
+        """The attempt, if it takes calls; raises `NotFound` or `Conflict` before anything is sampled.
+
+        The caller holds a capability of it, and every open group is known here: one that is not was closed.
+        """
         rollout = self._control.rollout(rollout_id)
-        found = rollout and rollout.attempts.get(attempt)
-        if rollout is None or found is None:
+        if rollout is None:
+            raise Conflict(f"rollout {rollout_id} is closed: it takes no more calls", state="closed")
+        found = rollout.attempts.get(attempt)
+        if found is None:
             raise NotFound(f"no rollout {rollout_id} with attempt {attempt}", rollout_id=rollout_id)
         if found is not rollout.current:
             raise Conflict(f"attempt {attempt} of {rollout_id} is superseded by {rollout.current.attempt}")
@@ -135,7 +140,7 @@ class Gate:
                 if other.attempt is attempt and other.idempotency_digest == key:
                     _same_body(other.request_digest, flight.request_digest)
                     return await self._join(flight, other, task)
-            call_id = self._control.keys.get((attempt.rollout_id, attempt.attempt, key))
+            call_id = attempt.keys.get(key)
             if call_id is not None:
                 _same_body(attempt.calls[call_id].request_digest, flight.request_digest)
                 return await self._again(attempt, call_id)

@@ -70,8 +70,10 @@ class Attempt:
     failures: list[Failure] = field(default_factory=list[Failure])
     inflight: set[str] = field(default_factory=set[str])
     """Calls admitted and not yet committed, failed or refused; not durable."""
+    keys: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    """Idempotency digest to the call that answered it."""
     undelivered: set[str] = field(default_factory=set[str])
-    """Committed calls whose client was gone before their answer: leaves that do not count; not durable."""
+    """Committed calls whose client was gone before their answer: leaves that do not count."""
     unsaved: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Failures that could not be written down: they poison, and are written before the attempt ends."""
     landed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,6 +98,8 @@ class Attempt:
         self.lineage = AttemptLineage()
         self.calls = {}
         self.overflows = {}
+        self.keys = {}
+        self.undelivered = set()
 
     @property
     def poison(self) -> Failure | None:

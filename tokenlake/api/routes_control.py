@@ -16,7 +16,7 @@ from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
 from tokenlake.api.wire import FailBody, FreezeBody, GroupBody, SealBody, VersionBody, WorkerBody, read_model
 from tokenlake.errors import Forbidden, InvalidInput
-from tokenlake.ids import check_group_id, check_rollout_id
+from tokenlake.ids import check_group_id, check_rollout_id, split_rollout_id
 
 __all__ = ["router"]
 
@@ -56,6 +56,7 @@ async def put_group(request: Request, group_id: str) -> JSONResponse:
     service = service_of(request)
     check_group_id(group_id)
     body = await read_model(request, GroupBody, service.settings.max_body_bytes)
+    await service.archive.recall(group_id)
     group, new = await service.registrar.register_group(
         group_id,
         n=body.n,
@@ -75,8 +76,9 @@ async def put_attempt(request: Request, rollout_id: str, number: str) -> JSONRes
     service = service_of(request)
     if not (number.isascii() and number.isdigit() and len(number) < 8):
         raise InvalidInput("attempt must be a whole number", field="attempt")
+    await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt, new = await service.registrar.register_attempt(
-        check_rollout_id(rollout_id), int(number), idempotency_key=request.headers.get("idempotency-key")
+        rollout_id, int(number), idempotency_key=request.headers.get("idempotency-key")
     )
     return JSONResponse(_registration(request, service, rollout_id, attempt.attempt), 201 if new else 200)
 
@@ -87,6 +89,7 @@ async def freeze(request: Request, rollout_id: str) -> JSONResponse:
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, FreezeBody, service.settings.max_body_bytes)
+    await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt = await service.lifecycle.freeze(
         rollout_id,
         attempt=_attempt(who, body.attempt),
@@ -111,6 +114,7 @@ async def seal(request: Request, rollout_id: str) -> JSONResponse:
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, SealBody, service.settings.max_body_bytes)
+    await service.archive.recall(split_rollout_id(rollout_id)[0])
     receipt = await service.lifecycle.seal(
         rollout_id,
         reward=body.reward,
@@ -129,6 +133,7 @@ async def fail(request: Request, rollout_id: str) -> JSONResponse:
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, FailBody, service.settings.max_body_bytes)
+    await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt: Attempt = await service.lifecycle.fail(
         rollout_id, reason=body.reason, attempt=_attempt(who, body.attempt), retry=body.retry
     )
@@ -154,7 +159,9 @@ async def get_rollout(request: Request, rollout_id: str) -> JSONResponse:
 async def publish(request: Request, group_id: str) -> JSONResponse:
     """Publish a group now, whatever of it has ended."""
     credential(request)
-    done = await service_of(request).publisher.publish_now(check_group_id(group_id))
+    service = service_of(request)
+    await service.archive.recall(check_group_id(group_id))
+    done = await service.publisher.publish_now(group_id)
     return JSONResponse(
         {
             "group_id": done.group_id,
@@ -171,7 +178,9 @@ async def publish(request: Request, group_id: str) -> JSONResponse:
 async def abort(request: Request, group_id: str) -> JSONResponse:
     """Give a group up: it will never be published."""
     credential(request)
-    group = await service_of(request).lifecycle.abort_group(check_group_id(group_id))
+    service = service_of(request)
+    await service.archive.recall(check_group_id(group_id))
+    group = await service.lifecycle.abort_group(group_id)
     return JSONResponse(group_state(group, None))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from fastapi import APIRouter
@@ -45,6 +45,13 @@ def _wants_arrow(request: Request) -> bool:
     return ARROW_STREAM in request.headers.get("accept", "")
 
 
+async def _known(service: Service, group_id: str) -> Group:
+    group = await service.archive.recall(group_id)
+    if group is None:
+        raise NotFound(f"no group {group_id}", group_id=group_id)
+    return group
+
+
 async def _published(service: Service, group: Group) -> dict[str, Any] | None:
     """What publishing the group came to, from the lake."""
     if group.state != "published":
@@ -61,10 +68,11 @@ async def get_groups(request: Request) -> JSONResponse:
     service = service_of(request)
     limit = _limit(request, service.settings.page_rows)
     after = request.query_params.get("after", "")
-    names = sorted(name for name in service.control.groups if name > after)
-    page = [service.control.groups[name] for name in names[:limit]]
-    states = [group_state(group, await _published(service, group)) for group in page]
-    return JSONResponse({"groups": states, "next": page[-1].group_id if len(names) > limit else None})
+    text = sql.read("reads/group_ids")
+    names = (await asyncio.to_thread(fetch, service.lake, text, [after, limit + 1])).column("group_id").to_pylist()
+    page = await service.archive.look_up(names[:limit])
+    states = [group_state(group, await _published(service, group)) for group in page.values()]
+    return JSONResponse({"groups": states, "next": names[limit - 1] if len(names) > limit else None})
 
 
 @router.get("/groups/{group_id}")
@@ -72,7 +80,7 @@ async def get_group(request: Request, group_id: str) -> JSONResponse:
     """One group."""
     credential(request)
     service = service_of(request)
-    group = service.lifecycle.group(check_group_id(group_id))
+    group = await _known(service, check_group_id(group_id))
     return JSONResponse(group_state(group, await _published(service, group)))
 
 
@@ -84,7 +92,7 @@ async def get_rows(request: Request) -> Response:
     limit = _limit(request, service.settings.page_rows)
     group_id, after = request.query_params.get("group_id"), request.query_params.get("after")
     if group_id is not None:
-        service.lifecycle.group(check_group_id(group_id))
+        await _known(service, check_group_id(group_id))
     table, following = await asyncio.to_thread(_page, service, group_id, after, limit)
     if _wants_arrow(request):
         headers = {} if following is None else {"x-next-after": following}
@@ -94,17 +102,19 @@ async def get_rows(request: Request) -> Response:
 
 def _page(service: Service, group_id: str | None, after: str | None, limit: int) -> tuple[pa.Table, str | None]:
     """Runs in a thread: the rows of a page, and the cursor of the next one."""
-    ready: list[str] = fetch(service.lake, sql.read("reads/ready_groups"), [None]).column("group_id").to_pylist()
+    found = fetch(service.lake, sql.read("reads/ready_groups"), [None]).to_pydict()
+    ready, sizes = cast("list[str]", found["group_id"]), cast("list[int]", found["n"])
     if group_id is not None:
         chosen = [group_id] if group_id in ready else []
         return fetch(service.lake, sql.read("reads/ready_rows_of"), [chosen]), None
     if after is not None:
         if after not in ready:
             raise NotFound(f"no published group {after} to go on after", after=after)
-        ready = ready[ready.index(after) + 1 :]
-    chosen, rows = ready[:1], service.control.groups[ready[0]].n if ready else 0
-    for name in ready[1:]:
-        rows += service.control.groups[name].n
+        start = ready.index(after) + 1
+        ready, sizes = ready[start:], sizes[start:]
+    chosen, rows = ready[:1], sum(sizes[:1])
+    for name, n in zip(ready[1:], sizes[1:], strict=True):
+        rows += n
         if rows > limit:
             break
         chosen.append(name)

@@ -51,9 +51,12 @@ def _presented(request: Request) -> str | None:
 def _authorized(request: Request, rollout_id: str) -> int:
     """The attempt that this agent may call."""
     service = service_of(request)
-    if service.control.rollout(check_rollout_id(rollout_id)) is None:
-        raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id)
-    return service.capabilities.data(_presented(request), rollout_id)
+    try:
+        return service.capabilities.data(_presented(request), check_rollout_id(rollout_id))
+    except Unauthorized:
+        if service.control.rollout(rollout_id) is None:
+            raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id) from None
+        raise
 
 
 def _attempt(service: Service, rollout_id: str, number: int) -> Attempt | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenlake import sql
 from tokenlake.api.answers import Answers
+from tokenlake.api.archive import Archive
 from tokenlake.api.auth import Capabilities, load_key
 from tokenlake.api.control import Control
 from tokenlake.api.dialects import AnthropicDialect, ChatDialect, ResponsesDialect
@@ -38,6 +39,8 @@ from tokenlake.store.lake import OwnedLake
 __all__ = ["Service"]
 
 _WRITER = "embedded"
+_REMEMBERED = 65_536
+"""Keys of deltas; every call is given a key of its own and staged once, so any number would do."""
 
 
 class Service:
@@ -63,14 +66,15 @@ class Service:
             token=environment.token,
         )
         self.metrics = Metrics()
-        self.control = Control()
-        for event in lake.lineage.events():
+        self.control = Control(self.settings.closed_groups)
+        for event in lake.open_events():
             self.control.apply(event)
         self.control.policy = set_policy(lake, policy or {})
         self.buffer = ReplayBuffer(lake)
         self.ledger = Ledger(lake.lineage, self.control)
         self.publisher = Publisher(lake, self.control, self.metrics, self.settings)
         locks = GroupLocks()
+        self.archive = Archive(lake, self.control, locks)
         self.registrar = Registrar(self.control, self.ledger, locks)
         self.lifecycle = Lifecycle(
             self.control, self.ledger, self.settings, locks, stored=self._manifest, ended=self.publisher.ended
@@ -85,7 +89,7 @@ class Service:
         self.recorder = Recorder(
             control=self.control,
             ledger=self.ledger,
-            capture=CaptureCore(lake.delta_writer(_WRITER)),
+            capture=CaptureCore(lake.delta_writer(_WRITER, remember=_REMEMBERED)),
             prefixes=self.prefixes,
             metrics=self.metrics,
         )
@@ -113,7 +117,7 @@ class Service:
             "logprob_mode": self.engine.logprob_mode,
             **self.engine.digests(),
         }
-        if not self.control.models or self.control.models[-1] != model:
+        if self.control.model != model:
             await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
         self._task = asyncio.create_task(self.publisher.run())
 
@@ -163,10 +167,10 @@ class Service:
 
     async def rollout(self, rollout_id: str) -> dict[str, Any]:
         """State of a rollout, with the views' verdict once it has ended; raises `NotFound`."""
-        rollout = self.control.rollout(rollout_id)
-        if rollout is None:
+        group, judged = await self.archive.recall(split_rollout_id(rollout_id)[0]), None
+        rollout = group and group.rollouts.get(rollout_id)
+        if group is None or rollout is None:
             raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id)
-        group, judged = self.control.group_of(rollout_id), None
         if rollout.current.ended:
             text = sql.read("reads/inspect_rollout")
             params = [rollout_id, group.group_id]

@@ -56,6 +56,10 @@ class Settings:
         default=1024,
         metadata=_about("gate", "answers", "Answers kept in memory for retries; older ones are read again."),
     )
+    closed_groups: int = field(
+        default=1024,
+        metadata=_about("control", "groups", "Closed groups kept in memory; others are read again when asked for."),
+    )
     strip_patterns: tuple[str, ...] = field(
         default=(),
         metadata=_about("gate", "regular expressions", "Removed from system text before hashing and rendering."),

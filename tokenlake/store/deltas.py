@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def read_place(maps: SegmentMaps, place: Place) -> Delta:
 class DeltaWriter:
     """Appends deltas to `LAKE/deltas/<name>/`. Thread-safe; used only in the process that made it.
 
+    `remember`: how many of the latest keys are held in memory to know a repeated `stage` by; None holds all of them,
+    also those that earlier processes wrote. Whoever mints a key for every call and stages it once needs few.
+
     Raises `LakeLocked` while another process writes under the same name.
     """
 
@@ -84,6 +88,7 @@ class DeltaWriter:
         root: Path,
         name: str,
         *,
+        remember: int | None = None,
         segment_max_bytes: int = SEGMENT_MAX_BYTES,
         segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
     ) -> None:
@@ -95,11 +100,18 @@ class DeltaWriter:
         self._lock = DirectoryLock(directory / "writer.lock", self._what)
         self._maps = SegmentMaps(root)
         recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
-        self._places: dict[int, tuple[int, int, int, int]] = {}
-        self._load(directory)
+        self._places: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
+        self._remember = remember
+        if remember is None:
+            self._load(directory)
         self._segments = SegmentWriter(directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements)
         self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
         self._closed = False
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether `find` knows every record of this writer."""
+        return self._remember is None
 
     def stage(self, delta: Delta) -> Place:
         """Write one record durably and return where it lies.
@@ -212,6 +224,8 @@ class DeltaWriter:
             known = (*outcome, len(message), 0)
             self._places[key] = known
             ticket.result = self._place(known)
+        while self._remember is not None and len(self._places) > self._remember:
+            self._places.popitem(last=False)
 
 
 def _keys(view: memoryview, schema: pa.Schema, start: int, end: int) -> list[DeltaKey] | None:

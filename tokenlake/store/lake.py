@@ -95,12 +95,15 @@ class OwnedLake:
 
     # ---------------------------------------------------------------- writing
 
-    def delta_writer(self, name: str) -> DeltaWriter:
-        """The writer of this name, made when first asked for. Raises `LakeLocked` while another process has it."""
+    def delta_writer(self, name: str, *, remember: int | None = None) -> DeltaWriter:
+        """The writer of this name, made when first asked for; `remember` as it says.
+
+        Raises `LakeLocked` while another process has it.
+        """
         self._check()
         with self._mutex:
             if name not in self._writers:
-                self._writers[name] = DeltaWriter(self.path, name, **self._bounds)
+                self._writers[name] = DeltaWriter(self.path, name, remember=remember, **self._bounds)
             return self._writers[name]
 
     def write_rows(self, table: pa.Table) -> int:
@@ -123,7 +126,7 @@ class OwnedLake:
             found = writer.find(rollout_id, attempt, call_id)
             if found is not None:
                 return found
-        self._index.refresh(skip=[writer.name for writer in writers])
+        self._index.refresh(skip=[writer.name for writer in writers if writer.knows_all])
         con = self._index.cursor(query=sql.read("index/find_delta"))
         try:
             row = con.execute(sql.read("index/find_delta"), [rollout_id, attempt, call_id]).fetchone()
@@ -134,6 +137,17 @@ class OwnedLake:
         writer_name, segment, offset, length, batch_row, digest = row
         place = Place(writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row)
         return place, digest
+
+    def open_events(self) -> list[dict[str, Any]]:
+        """What a gate that starts has to fold: all events of open groups, and the latest of those that belong to none.
+
+        In order, non-NULL columns only, times in microseconds. Costs what is open, not what ever was.
+        """
+        return self._folded("index/open_events", [])
+
+    def events_of(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+        """Every event of some groups, in the same form."""
+        return self._folded("index/events_of_groups", [list(groups)])
 
     def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A refreshed DuckDB connection of the caller's own, with all relations, views and functions.
@@ -183,6 +197,15 @@ class OwnedLake:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _folded(self, name: str, params: list[Any]) -> list[dict[str, Any]]:
+        self.refresh()
+        con = self._index.cursor(query="")
+        try:
+            table = con.sql(sql.read(name), params=params).to_arrow_table()
+        finally:
+            con.close()
+        return [{key: value for key, value in event.items() if value is not None} for event in table.to_pylist()]
 
     def _check(self) -> None:
         if self._closed:

@@ -1,7 +1,9 @@
 -- what: published groups in the order of their publication
 -- grain: group
 -- reads: group_records
-SELECT group_id
+SELECT
+    group_id,
+    n
 FROM group_records
 WHERE closed_by = 'group_published' AND (?1 IS NULL OR purpose = ?1)
 ORDER BY closing_order;

@@ -1,0 +1,56 @@
+"""Closed groups, back from the lake when somebody asks for one that is no longer in memory.
+
+What closed never changes, so it is folded again from its own events, which costs that group and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from tokenlake.api.control import Control
+from tokenlake.api.registration import GroupLocks
+from tokenlake.api.rollouts import Group
+
+__all__ = ["Archive", "GroupEvents"]
+
+
+class GroupEvents(Protocol):
+    """What is needed of a lake. Thread-safe."""
+
+    def events_of(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+        """Every lineage event of some groups, in order."""
+        ...
+
+
+class Archive:
+    """The way from a group's id to what is known of it."""
+
+    def __init__(self, lake: GroupEvents, control: Control, locks: GroupLocks) -> None:
+        self._lake = lake
+        self._control = control
+        self._locks = locks
+
+    async def recall(self, group_id: str) -> Group | None:
+        """Bring a group into `Control`, unless it is there or was never registered."""
+        async with self._locks.of(group_id):
+            group = self._control.groups.get(group_id)
+            if group is None:
+                for event in await asyncio.to_thread(self._lake.events_of, [group_id]):
+                    self._control.apply(event)
+                return self._control.groups.get(group_id)
+            if group.state != "open":
+                self._control.used(group_id)
+            return group
+
+    async def look_up(self, names: Iterable[str]) -> dict[str, Group]:
+        """Groups by id, for reading only: those that are not in memory do not stay there."""
+        names = list(names)
+        missing = [name for name in names if name not in self._control.groups]
+        past = Control(len(missing))
+        if missing:
+            for event in await asyncio.to_thread(self._lake.events_of, missing):
+                past.apply(event)
+        known = past.groups | self._control.groups
+        return {name: known[name] for name in names if name in known}
