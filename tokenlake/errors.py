@@ -13,7 +13,7 @@ differently, and no more. All of them survive pickling, because they cross Ray a
     +-- Unauthorized         no or wrong credential
     +-- Forbidden            a valid credential that does not reach this far
     +-- TooLarge             beyond a configured limit of size
-    +-- Busy                 no room for this now: wait `detail["retry_after_s"]` seconds and ask again
+    +-- Busy                 asked too often, or no room now: wait `detail["retry_after_s"]` seconds and ask again
     +-- Deadline             a bounded wait ran out
     +-- LakeLocked           another process owns the lake (or this writer's directory)
     +-- FormatError          written by a newer Tokenlake, or not a lake at all
@@ -111,7 +111,7 @@ class TooLarge(TokenlakeError):
 
 
 class Busy(TokenlakeError):
-    """No room for this now; `detail["retry_after_s"]`: seconds after which asking again makes sense."""
+    """Asked too often, or no room for this now; `detail["retry_after_s"]`: seconds after which asking again makes sense."""
 
 
 class Deadline(TokenlakeError):

@@ -20,7 +20,7 @@ from tests.api.test_chat import U5, U6, ask, echo
 from tests.api.test_lifecycle import call_id, wait_for
 from tokenlake.api import serve
 from tokenlake.api.service import Service
-from tokenlake.errors import ConfigError, StorageFailed
+from tokenlake.errors import ConfigError
 from tokenlake.ingest.coords import Coords
 
 
@@ -225,26 +225,6 @@ def test_ids_past_a_stop_string_are_kept_and_ids_may_be_texts(door: Door) -> Non
     ask(agent, [U5, echo(first), U6])
     assert door.ids(door.events("call_committed")[0])[0][6:] == [3, 71, 151645]
     assert door.engine.prompts[1] == [1, 101, 5, 9, 8, 102, 3, 71, 151645, 9, 8, 101, 6, 9, 8, 102]
-
-
-def test_a_commit_that_cannot_be_written_is_never_forgotten(door: Door) -> None:
-    (rollout,) = door.register()
-    lineage, append_many = door.service.ledger._lineage, door.service.lake.lineage.append_many
-    full = True
-
-    class Disk:
-        def append_many(self, events: Any) -> Any:
-            if full:
-                raise StorageFailed("the disk is full")
-            return append_many(events)
-
-    door.service.ledger._lineage = Disk()
-    assert ask(door.agent(rollout), [U5]).choices[0].message.content == text(3)
-    full = False
-    receipt = door.client.seal("g_g0", reward=1.0)
-    assert (receipt["poisoned"], receipt["reason"]) == (True, "capture_failed")
-    assert door.events("call_failed")[0]["reason"] == "commit_failed"
-    door.service.ledger._lineage = lineage
 
 
 def test_poison_on_unresolved_keeps_serving_and_spoils_the_rollout(opened: Opener) -> None:

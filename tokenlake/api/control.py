@@ -18,7 +18,11 @@ from tokenlake.ingest.fingerprint import text_digest
 from tokenlake.ingest.resolve import Node
 from tokenlake.store.delta import Place
 
-__all__ = ["Control", "Event"]
+__all__ = ["UNDELIVERED", "Control", "Event"]
+
+UNDELIVERED = "answer_undelivered"
+"""Reason of a `call_failed` about a committed call: nobody waited for its answer. With `{"delivered": true}` as its
+detail it takes that back: a retry got the answer."""
 
 Event = Mapping[str, Any]
 """Columns of a lineage event; times are microseconds since the epoch."""
@@ -118,6 +122,12 @@ def _call_committed(control: Control, event: Event) -> None:
 def _call_failed(control: Control, event: Event) -> None:
     attempt = _attempt(control, event)
     if attempt is None:
+        return
+    if event.get("reason") == UNDELIVERED:
+        if _detail(event).get("delivered"):
+            attempt.undelivered.discard(event["call_id"])
+        elif event["call_id"] in attempt.calls:
+            attempt.undelivered.add(event["call_id"])
         return
     answered = bool(event.get("answered"))
     attempt.failures.append(

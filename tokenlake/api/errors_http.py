@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ def error_response(path: str, error: TokenlakeError, headers: Mapping[str, str] 
     """An error as the client of this path reads it."""
     status, kind = status_of(error)
     if isinstance(error, Busy):
-        headers = {**(headers or {}), "Retry-After": str(error.detail["retry_after_s"])}
+        headers = {**(headers or {}), "Retry-After": str(math.ceil(error.detail["retry_after_s"]))}
     return plain_error(path, status, error.message, error.detail, kind=kind, headers=headers)
 
 

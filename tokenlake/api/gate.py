@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from tokenlake.api.answers import Answers, served_finish
 from tokenlake.api.control import Control
@@ -90,6 +91,7 @@ class Gate:
 
     async def plain(self, request: ModelRequest, sink: Sink | None) -> Answer:
         """A call outside every rollout: nothing of it is kept."""
+        request = self._pinned(request)
         prompt = await asyncio.to_thread(self._prompter.build, request.conversation, None, None)
         head = self._head(mint_call_id(), prompt)
         try:
@@ -117,8 +119,8 @@ class Gate:
             return
         if flight.phase == "generating":
             await self._engine.abort(flight.call_id)
-        elif flight.phase == "done" and flight.call_id in flight.attempt.calls:
-            flight.attempt.undelivered.add(flight.call_id)
+        elif flight.phase == "done":
+            await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
 
     async def drain(self) -> None:
         """Wait until nothing is in flight; used at shutdown, after the engine was told to stop."""
@@ -161,10 +163,11 @@ class Gate:
         return await asyncio.shield(task)
 
     async def _again(self, attempt: Attempt, call_id: str) -> Answer:
-        attempt.undelivered.discard(call_id)
+        await self._recorder.delivered(attempt, call_id, delivered=True)
         return await self._answers.get(attempt.rollout_id, call_id)
 
     async def _run(self, flight: Flight) -> Answer:
+        flight.request = self._pinned(flight.request)
         history = trace(flight.request.conversation)
         found = flight.attempt.lineage.resolve(history)
         conversation = flight.request.conversation
@@ -186,8 +189,8 @@ class Gate:
                 raise await self._recorder.unanswered(flight, "stream_contradicted", broken)
             await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
         flight.phase = "done"
-        if flight.gone and flight.call_id in flight.attempt.calls:
-            flight.attempt.undelivered.add(flight.call_id)
+        if flight.gone:
+            await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
         self._answers.put(answer)
         self._metrics.overhead.observe(time.monotonic() - flight.started - flight.engine_s)
         return answer
@@ -226,6 +229,10 @@ class Gate:
     def _head(self, call_id: str, prompt: Prompt) -> Head:
         now = int(time.time())
         return Head(call_id=call_id, model=self._engine.name, created=now, prompt_tokens=len(prompt.ids))
+
+    def _pinned(self, request: ModelRequest) -> ModelRequest:
+        """The request as it is sampled: nothing that a harness asks for changes a pinned distribution."""
+        return replace(request, params=self._settings.pinned(request.params))
 
     def _answer(self, head: Head, generation: Generation) -> Answer:
         turn = self._engine.parse(generation.token_ids, generation.text)

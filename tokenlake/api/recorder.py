@@ -1,19 +1,21 @@
 """Writing calls down: staged and committed, overflowed, or failed with a reason. Nothing is answered before.
 
 Three outcomes of a call that sampled something: it is committed; it failed, is written down as such and is answered all
-the same (`on_capture_failure: continue`); or it is refused and its rollout fails (`abort`).
+the same (`on_capture_failure: continue`); or it is refused and its rollout fails (`abort`). Where not even the failure
+can be written down, there is no answer, or no more of it: it would spoil the rollout, and a restart would not know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from array import array
 from collections.abc import Mapping
 from typing import Any, cast
 
 from tokenlake.api.answers import answer_detail
-from tokenlake.api.control import Control
+from tokenlake.api.control import UNDELIVERED, Control
 from tokenlake.api.dialects.dialect import Answer
 from tokenlake.api.flight import Flight, Prompt
 from tokenlake.api.ledger import Ledger
@@ -21,6 +23,7 @@ from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.rollouts import Attempt
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
+from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore, ParentLink
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Generation
@@ -28,6 +31,8 @@ from tokenlake.ingest.fingerprint import History
 from tokenlake.ingest.resolve import UNRESOLVED, Cause, since
 
 __all__ = ["Recorder"]
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -53,10 +58,13 @@ class Recorder:
     ) -> None:
         """Stage and commit one call; returns when its answer may be given.
 
-        Raises `Conflict` for a call that came too late, `CaptureFailed` where a failed capture aborts.
+        Raises `Conflict` for a call that came too late, `CaptureFailed` where a failed capture aborts, `StorageFailed`
+        where lineage takes neither the call nor its failure.
         """
         coords = await asyncio.to_thread(self._stage, flight, prompt, generation, logprob_mode)
-        reason = coords.reason if coords.disposition == "capture_failed" else _contradiction(coords, flight, prompt)
+        reason = coords.reason
+        if coords.disposition != "capture_failed":
+            reason = _contradiction(coords, flight, prompt, len(generation.token_ids))
         if reason is None and not self._takes_commits(flight.attempt):
             error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
             raise await self.unanswered(flight, "late", error)
@@ -91,6 +99,23 @@ class Recorder:
         """Record a call that the agent gets no answer of, or no more of, and hand back what to raise."""
         await self._failed(flight, reason, answered=flight.cut_off())
         return error
+
+    async def delivered(self, attempt: Attempt, call_id: str, *, delivered: bool) -> None:
+        """Record that nobody waited for the answer of a committed call, or that a retry got it after all."""
+        known = call_id in attempt.undelivered
+        if call_id not in attempt.calls or attempt.end is not None or known is not delivered:
+            return
+        event = {
+            "group_id": split_rollout_id(attempt.rollout_id)[0],
+            "rollout_id": attempt.rollout_id,
+            "attempt": attempt.attempt,
+            "call_id": call_id,
+            "event_type": "call_failed",
+            "reason": UNDELIVERED,
+            "answered": False,
+            "detail": json.dumps({"delivered": True}) if delivered else None,
+        }
+        await self._ledger.append(event)
 
     def _stage(self, flight: Flight, prompt: Prompt, generation: Generation, logprob_mode: str) -> Coords:
         """Runs in a thread: the only heavy hop."""
@@ -161,13 +186,19 @@ class Recorder:
         }
 
     async def _failed(self, flight: Flight, reason: str, *, answered: bool) -> None:
-        """Write a failure down; when even that fails it poisons from memory until it can be written."""
+        """Write a failure down. Raises `StorageFailed` when the answer may not be given because that was refused."""
         event = {**flight.names, "event_type": "call_failed", "reason": reason, "answered": answered}
         try:
             await self._ledger.append(event)
-        except StorageFailed:
-            self._control.apply({**event, "at": flight.attempt.touched_at})
-            flight.attempt.unsaved.append(event)
+        except StorageFailed as error:
+            if answered and flight.cut_off():
+                # Text of it has gone out: it poisons from memory, until the attempt ends and it is written first.
+                self._control.apply({**event, "at": flight.attempt.touched_at})
+                flight.attempt.unsaved.append(event)
+            if answered:
+                raise
+            # The agent gets an error for this call either way, and a call it has no answer of spoils nothing.
+            _log.warning("call %s failed (%s), which could not be written down: %s", flight.call_id, reason, error)
 
     def _takes_commits(self, attempt: Attempt) -> bool:
         rollout = self._control.rollout(attempt.rollout_id)
@@ -179,9 +210,18 @@ class Recorder:
         return cause in UNRESOLVED and action == "poison"
 
 
-def _contradiction(coords: Coords, flight: Flight, prompt: Prompt) -> str | None:
+def _contradiction(coords: Coords, flight: Flight, prompt: Prompt, sampled: int) -> str | None:
     """Whether the coordinates are of the call that was asked for."""
     parent = prompt.parent
-    asked = (flight.call_id, None, 0) if parent is None else (flight.call_id, parent.call_id, parent.cum_len)
-    given = (coords.call_id, coords.parent_call_id, coords.prev_len)
-    return None if asked == given and coords.chain_hash is not None else "coords_contradict"
+    attempt = flight.attempt
+    asked = (
+        *(attempt.rollout_id, attempt.attempt, flight.call_id),
+        *((None, 0) if parent is None else (parent.call_id, parent.cum_len)),
+        *(len(prompt.ids) + sampled, sampled),
+    )
+    given = (
+        *(coords.rollout_id, coords.attempt, coords.call_id, coords.parent_call_id, coords.prev_len),
+        *(coords.prev_len + coords.delta_len, coords.sampled_tokens),
+    )
+    whole = coords.cum_len == coords.prev_len + coords.delta_len and coords.chain_hash is not None
+    return None if asked == given and whole else "coords_contradict"

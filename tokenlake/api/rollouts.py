@@ -75,7 +75,8 @@ class Attempt:
     undelivered: set[str] = field(default_factory=set[str])
     """Committed calls whose client was gone before their answer: leaves that do not count."""
     unsaved: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Failures that could not be written down: they poison, and are written before the attempt ends."""
+    """Failures of answers that were cut off and could not be written down: they poison, and are written with the end
+    of the attempt."""
     landed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a call in flight ends."""
     touched_at: int = 0

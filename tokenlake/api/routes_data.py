@@ -149,7 +149,7 @@ async def get_audit(request: Request) -> JSONResponse:
     findings = as_json_rows(table)
     kinds: dict[str, int] = {}
     for finding in findings:
-        kinds[finding["finding"]] = kinds.get(finding["finding"], 0) + 1
+        kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
     limit = service.settings.page_rows
     healthy = all(finding.get("severity") != "fault" for finding in findings)
     return JSONResponse({"healthy": healthy, "kinds": kinds, "findings": findings[:limit], "total": len(findings)})

@@ -52,11 +52,13 @@ def _authorized(request: Request, rollout_id: str) -> int:
     """The attempt that this agent may call."""
     service = service_of(request)
     try:
-        return service.capabilities.data(_presented(request), check_rollout_id(rollout_id))
+        number = service.capabilities.data(_presented(request), check_rollout_id(rollout_id))
     except Unauthorized:
         if service.control.rollout(rollout_id) is None:
             raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id) from None
         raise
+    service.limits.count(rollout_id)
+    return number
 
 
 def _attempt(service: Service, rollout_id: str, number: int) -> Attempt | None:

@@ -17,6 +17,7 @@ from tokenlake.api.dialects.content import TurnMaker
 from tokenlake.api.gate import Gate
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
+from tokenlake.api.limits import Limits
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.prompter import Prompter
@@ -85,6 +86,7 @@ class Service:
         self.chat = ChatDialect(ChatReader(make), fold=fold)
         self.responses = ResponsesDialect(make)
         self.anthropic = AnthropicDialect(make)
+        self.limits = Limits(self.settings.rollout_requests_per_minute, self.settings.service_requests_per_minute)
         self.prefixes = Prefixes(lake, self.settings.prefix_cache_bytes)
         self.recorder = Recorder(
             control=self.control,

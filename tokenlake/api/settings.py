@@ -5,19 +5,22 @@ What decides about rows (the policies) is recorded in the lake itself; these onl
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenlake.errors import ConfigError
+from tokenlake.ingest.engine import SamplingParams
 
 __all__ = ["Environment", "Settings", "child_environment", "read_environment"]
 
 Reasoning = Literal["field", "fold"]
+_WHOLE = ("pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute")
 
 
 def _about(owner: str, unit: str, sentence: str) -> dict[str, str]:
@@ -55,6 +58,28 @@ class Settings:
     answer_cache: int = field(
         default=1024,
         metadata=_about("gate", "answers", "Answers kept in memory for retries; older ones are read again."),
+    )
+    rollout_requests_per_minute: int | None = field(
+        default=None,
+        metadata=_about("limits", "requests", "More under one rollout's prefix are refused with 429; none: no limit."),
+    )
+    service_requests_per_minute: int | None = field(
+        default=None,
+        metadata=_about(
+            "limits", "requests", "More under all rollouts' prefixes are refused with 429; none: no limit."
+        ),
+    )
+    pin_temperature: float | None = field(
+        default=None,
+        metadata=_about("gate", "0 to 2", "Sample every call at this temperature, whatever it asks for."),
+    )
+    pin_top_p: float | None = field(
+        default=None,
+        metadata=_about("gate", "above 0, to 1", "Sample every call with this top_p, whatever it asks for."),
+    )
+    pin_top_k: int | None = field(
+        default=None,
+        metadata=_about("gate", "tokens, 0 is off", "Sample every call with this top_k, whatever it asks for."),
     )
     closed_groups: int = field(
         default=1024,
@@ -105,10 +130,31 @@ class Settings:
                     raise _wrong(item.name, f"one of {', '.join(get_args(Reasoning))}", value)
             elif item.name == "strip_patterns":
                 _patterns(value)
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise _wrong(item.name, f"a positive number of {item.metadata['unit']}", value)
-            elif isinstance(item.default, int) and not isinstance(value, int):
+            elif item.default is None and value is None:
+                continue
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise _wrong(item.name, f"a number: {item.metadata['unit']}", value)
+            elif (item.name in _WHOLE or isinstance(item.default, int)) and not isinstance(value, int):
                 raise _wrong(item.name, f"a whole number of {item.metadata['unit']}", value)
+            elif item.name.startswith("pin_"):
+                self._check_pin(item.name, item.metadata["unit"], value)
+            elif not 0 < value < math.inf:
+                raise _wrong(item.name, f"a positive number of {item.metadata['unit']}", value)
+
+    @staticmethod
+    def _check_pin(name: str, unit: str, value: float) -> None:
+        fits = {"pin_temperature": 0 <= value <= 2, "pin_top_p": 0 < value <= 1, "pin_top_k": 0 <= value < 2**31}
+        if not fits[name]:
+            raise _wrong(name, unit, value)
+
+    def pinned(self, params: SamplingParams) -> SamplingParams:
+        """How a call is sampled that asked for `params`: the run's own distribution, where it is pinned."""
+        return replace(
+            params,
+            temperature=params.temperature if self.pin_temperature is None else float(self.pin_temperature),
+            top_p=params.top_p if self.pin_top_p is None else float(self.pin_top_p),
+            top_k=params.top_k if self.pin_top_k is None else self.pin_top_k,
+        )
 
     @property
     def strip(self) -> tuple[re.Pattern[str], ...]:

@@ -9,7 +9,9 @@ WITH events AS (
         coalesce(group_id, group_of(rollout_id)) AS group_id,
         coalesce(attempt, 0) AS attempt
     FROM lineage
-    WHERE event_type IN ('call_committed', 'call_failed', 'call_overflowed')
+    WHERE
+        event_type IN ('call_committed', 'call_failed', 'call_overflowed')
+        AND reason IS DISTINCT FROM 'answer_undelivered'
 )
 
 SELECT

@@ -7,5 +7,5 @@ SELECT
     coalesce(answered, FALSE) AS answered,
     count(*) AS calls
 FROM lineage
-WHERE event_type = 'call_failed'
+WHERE event_type = 'call_failed' AND reason IS DISTINCT FROM 'answer_undelivered'
 GROUP BY ALL;

@@ -1,0 +1,238 @@
+"""Faults at the gate's door, each with its outcome: disks, workers, engines and clients that fail at every step."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.api.conftest import Door, Opener
+from tests.api.scripted_engine import text
+from tests.api.test_chat import U5, U6, ask, echo
+from tests.api.test_gate import chat, hang_up
+from tests.api.test_lifecycle import call_id, wait_for
+from tokenlake.errors import EngineFailed, StorageFailed
+from tokenlake.store.segment import SegmentWriter
+
+
+def fill_disk(segments: SegmentWriter) -> None:
+    """The next write into this segment meets a full disk; a later segment has room again."""
+    assert segments._fd >= 0
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, segments._fd)
+    os.close(full)
+
+
+def delta_segments(door: Door) -> SegmentWriter:
+    return door.service.recorder._capture._writer._segments  # type: ignore[attr-defined]
+
+
+def current(door: Door, name: str = "g_g0") -> Any:
+    return door.service.control.groups["g"].rollouts[name].current
+
+
+def test_a_full_disk_under_a_delta_answers_poisons_and_the_next_rollout_is_sound(opened: Opener) -> None:
+    with opened() as door:
+        first, second = door.register(n=2)
+        agent = door.agent(first)
+        before = ask(agent, [U5])
+        fill_disk(delta_segments(door))
+        after = ask(agent, [U5, echo(before), U6])
+        assert after.choices[0].message.content == text(3)
+        (failed,) = door.events("call_failed")
+        assert (failed["reason"], failed["answered"]) == ("stage_failed", True)
+        ask(door.agent(second), [U5])
+        assert door.client.seal("g_g1", reward=1.0)["reason"] is None
+    with opened() as door:
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert (receipt["poisoned"], receipt["reason"]) == (True, "capture_failed")
+        assert [entry["call_id"] for entry in receipt["manifest"]] == [call_id(before)]
+
+
+def test_a_full_disk_under_lineage_answers_and_poisons_also_after_a_restart(opened: Opener) -> None:
+    with opened() as door:
+        (rollout,) = door.register()
+        fill_disk(door.service.lake.lineage._segments)
+        assert ask(door.agent(rollout), [U5]).choices[0].message.content == text(3)
+        assert not door.events("call_committed")
+    with opened() as door:
+        assert door.events("call_failed")[0]["reason"] == "commit_failed"
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert (receipt["poisoned"], receipt["reason"]) == (True, "capture_failed")
+
+
+class Full:
+    """A lineage log that takes nothing while it is full."""
+
+    def __init__(self, door: Door) -> None:
+        self.ledger, self.log, self.full = door.service.ledger, door.service.ledger._lineage, True
+        self.ledger._lineage = self
+
+    def append_many(self, events: Any) -> Any:
+        if self.full:
+            raise StorageFailed("the disk is full")
+        return self.log.append_many(events)
+
+
+def test_what_lineage_can_say_nothing_of_is_not_answered_and_spoils_nothing(opened: Opener) -> None:
+    with opened() as door:
+        (rollout,) = door.register()
+        disk = Full(door)
+        refused = chat(door, rollout, [U5])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_failed")
+        assert text(3) not in refused.text
+        with pytest.raises(Exception, match="disk is full"):
+            door.client.seal("g_g0", reward=1.0)
+        disk.full = False
+        assert chat(door, rollout, [U5], x_stainless_retry_count="1").is_success
+        assert len(door.engine.prompts) == 2
+    with opened() as door:
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert (receipt["poisoned"], receipt["reason"], len(receipt["manifest"])) == (False, None, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call_id": "another"},
+        {"rollout_id": "g_g1"},
+        {"attempt": 1},
+        {"parent_call_id": None},
+        {"prev_len": 1},
+        {"delta_len": 1},
+        {"cum_len": 3},
+        {"sampled_tokens": 9},
+        {"chain_hash": None},
+    ],
+)
+def test_coordinates_that_contradict_what_was_asked_are_not_committed(door: Door, wrong: dict[str, Any]) -> None:
+    first, _ = door.register(n=2)
+    agent = door.agent(first)
+    before = ask(agent, [U5])
+    complete = door.service.recorder._capture.complete
+    door.service.recorder._capture.complete = lambda *a, **k: replace(complete(*a, **k), **wrong)
+    assert ask(agent, [U5, echo(before), U6]).choices[0].message.content == text(3)
+    assert len(door.events("call_committed")) == 1
+    (failed,) = door.events("call_failed")
+    assert (failed["reason"], failed["answered"], failed["rollout_id"]) == ("coords_contradict", True, "g_g0")
+    assert door.client.seal("g_g0", reward=1.0)["poisoned"]
+    assert not door.client.seal("g_g1", reward=1.0)["poisoned"]
+
+
+def test_a_delta_that_a_dead_service_staged_and_never_committed_is_in_no_row(opened: Opener) -> None:
+    with opened() as door:
+        (rollout,) = door.register()
+        agent = door.agent(rollout)
+        before = ask(agent, [U5])
+        disk = Full(door)  # as if it had died between stage and commit: the delta is there, no event, no answer
+        assert chat(door, rollout, [U5, echo(before), U6]).status_code == 503
+        disk.full = False
+        url = door.url
+    with opened() as door:
+        moved = {**rollout, "base_url": rollout["base_url"].replace(url, door.url)}
+        last = ask(door.agent(moved), [U5, echo(before), U6])
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert [entry["call_id"] for entry in receipt["manifest"]] == [call_id(before), call_id(last)]
+        assert receipt["reason"] is None
+        audit = door.request("GET", "/api/v1/audit").json()
+        assert (audit["healthy"], audit["kinds"]) == (True, {"uncommitted_record": 1})
+
+
+def test_an_engine_that_dies_poisons_nothing(door: Door) -> None:
+    (rollout,) = door.register()
+    agent = door.agent(rollout)
+    before = ask(agent, [U5])
+    generate = door.engine.generate
+
+    async def dead(*_: Any, **__: Any) -> Any:
+        raise EngineFailed("the engine is gone")
+
+    door.engine.generate = dead
+    with pytest.raises(openai.InternalServerError):
+        ask(agent, [U5, echo(before), U6])
+    (failed,) = door.events("call_failed")
+    assert (failed["reason"], failed["answered"]) == ("engine_failed", False)
+    door.engine.generate = generate
+    last = ask(agent, [U5, echo(before), U6])
+    receipt = door.client.seal("g_g0", reward=1.0)
+    assert (receipt["terminal_call_id"], receipt["reason"]) == (call_id(last), None)
+
+
+def hang_up_during_commit(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """The client goes away after the delta was staged and before a byte of its answer."""
+    reached, go_on = threading.Event(), threading.Event()
+    log = door.service.ledger._lineage
+
+    class Slow:
+        def append_many(self, events: Any) -> Any:
+            if events[0]["event_type"] == "call_committed":
+                reached.set()
+                assert go_on.wait(30)
+            return log.append_many(events)
+
+    door.service.ledger._lineage = Slow()
+    connection = hang_up(door, rollout, messages)
+    assert reached.wait(30)
+    connection.close()
+    wait_for(door, lambda: next(iter(door.service.gate._flights)).gone)
+    go_on.set()
+    wait_for(door, lambda: bool(current(door).undelivered))
+    door.service.ledger._lineage = log
+
+
+def test_an_undelivered_answer_stays_undelivered_after_a_restart(opened: Opener) -> None:
+    with opened() as door:
+        (rollout,) = door.register()
+        before = ask(door.agent(rollout), [U5])
+        hang_up_during_commit(door, rollout, [U5, echo(before), U6])
+        assert len(door.events("call_committed")) == 2
+    with opened() as door:
+        assert len(current(door).undelivered) == 1
+        assert not current(door).failures
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert (receipt["terminal_call_id"], receipt["poisoned"]) == (call_id(before), False)
+        assert len(receipt["manifest"]) == 2
+
+
+def test_an_answer_that_a_retry_got_after_all_counts_also_after_a_restart(opened: Opener) -> None:
+    with opened() as door:
+        (rollout,) = door.register()
+        before = ask(door.agent(rollout), [U5])
+        hang_up_during_commit(door, rollout, [U5, echo(before), U6])
+        retried = chat(door, rollout, [U5, echo(before), U6], x_stainless_retry_count="1").json()
+        assert len(door.engine.prompts) == 2
+    with opened() as door:
+        assert not current(door).undelivered
+        receipt = door.client.seal("g_g0", reward=1.0)
+        assert receipt["terminal_call_id"] == retried["id"].removeprefix("chatcmpl-")
+
+
+def test_many_calls_of_many_rollouts_in_flight_at_once_each_get_their_own_answer(door: Door) -> None:
+    """Two calls of every rollout are in flight together; then each of both is continued exactly."""
+    rollouts = door.register(n=24)
+    answers: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def one(rollout: dict[str, Any], turn: int) -> None:
+        asked = [{"role": "user", "content": f"{rollout['rollout_id']} {turn}"}]
+        first = chat(door, rollout, asked).json()["choices"][0]["message"]
+        second: httpx.Response = chat(door, rollout, [*asked, first, U6])
+        answers[rollout["rollout_id"], turn] = second.json()
+
+    threads = [threading.Thread(target=one, args=(rollout, turn)) for rollout in rollouts for turn in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events = {event["call_id"]: event for event in door.events("call_committed")}
+    assert len(events) == 96
+    for (name, _), answer in answers.items():
+        event = events[answer["id"].removeprefix("chatcmpl-")]
+        parent = events[event["parent_call_id"]]
+        assert (event["rollout_id"], parent["rollout_id"]) == (name, name)
+        assert event["prev_len"] == parent["cum_len"]
+    assert not door.events("call_failed")
