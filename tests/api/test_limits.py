@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from typing import Any
 
 import pytest
@@ -120,3 +122,26 @@ def test_what_a_harness_asks_for_does_not_change_a_pinned_distribution(
 def test_a_wrong_pin_or_limit_is_refused_at_start(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         Settings.parse({name: value})
+
+
+def test_a_body_that_does_not_arrive_is_given_up(opened: Opener) -> None:
+    with opened(body_deadline_s=0.1) as door:
+        (rollout,) = door.register()
+        host, port = door.url.removeprefix("http://").split(":")
+        head = (
+            f"POST /ng-rollout/g_g0/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+            f"x-api-key: {rollout['data_capability']}\r\nContent-Length: 100\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(head.encode() + b'{"messages"')
+            assert connection.recv(4096).startswith(b"HTTP/1.1 504")
+        assert chat(door, rollout, [U5]).is_success
+
+
+def test_a_service_says_how_long_it_took_to_be_ready(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tick_s=1000) as door:
+        chat(door, door.register(n=3)[0], [U5])
+    with caplog.at_level(logging.INFO, "tokenlake"), opened() as door:
+        assert "3 open rollouts, 7 events folded" in caplog.text
+        line = next(x for x in door.request("GET", "/metrics").text.splitlines() if x.startswith("gate_start_seconds "))
+        assert 0 < float(line.split()[1]) < 60

@@ -44,6 +44,7 @@ class Metrics:
         )
         self.expired = Counter("rollouts_expired", "Attempts that nobody ended in time.", registry=self.registry)
         self.evictions = Gauge("gate_prefix_evictions", "Prefixes dropped from memory.", registry=self.registry)
+        self.start = Gauge("gate_start_seconds", "From the start of the service to ready.", registry=self.registry)
         self._token_in = 0
         self._committed = 0
 

@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -116,14 +118,24 @@ def _settings(given: Mapping[str, str]) -> Settings:
     return Settings.parse(values)
 
 
+def _log_to_stderr() -> None:
+    """Our own log lines from `info` on; those of libraries from `warning` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("tokenlake").setLevel(logging.INFO)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """`tokenlake serve`."""
+    began = time.monotonic()
+    _log_to_stderr()
     environment = read_environment()
     settings = _settings(pairs(arguments.set))
     listener = _listen(arguments.host, arguments.port)
     lake = OwnedLake.open(arguments.lake)
     try:
-        service = Service(lake, TinyEngine(), settings, environment, policy=pairs(arguments.policy))
+        service = Service(lake, TinyEngine(), settings, environment, policy=pairs(arguments.policy), began=began)
         sys.stdout.write(f"serving {arguments.lake} at {_url(listener)}\n")
         if not environment.token_given:
             sys.stdout.write(f"control token: {environment.token}\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from typing import Any
 
 from tokenlake import sql
@@ -39,13 +41,17 @@ from tokenlake.store.lake import OwnedLake
 
 __all__ = ["Service"]
 
+_log = logging.getLogger(__name__)
 _WRITER = "embedded"
 _REMEMBERED = 65_536
 """Keys of deltas; every call is given a key of its own and staged once, so any number would do."""
 
 
 class Service:
-    """Everything behind the HTTP doors. `start` and `stop` belong to one event loop; the caller owns the lake."""
+    """Everything behind the HTTP doors. `start` and `stop` belong to one event loop; the caller owns the lake.
+
+    `began`: when its start began, on the monotonic clock, where that was before the lake was opened.
+    """
 
     def __init__(
         self,
@@ -55,7 +61,9 @@ class Service:
         environment: Environment | None = None,
         *,
         policy: dict[str, Any] | None = None,
+        began: float | None = None,
     ) -> None:
+        self._began = time.monotonic() if began is None else began
         self.lake = lake
         self.engine = engine
         self.settings = settings or Settings()
@@ -68,8 +76,10 @@ class Service:
         )
         self.metrics = Metrics()
         self.control = Control(self.settings.closed_groups)
-        for event in lake.open_events():
+        events = lake.open_events()
+        for event in events:
             self.control.apply(event)
+        self._folded = len(events)
         self.control.policy = set_policy(lake, policy or {})
         self.buffer = ReplayBuffer(lake)
         self.ledger = Ledger(lake.lineage, self.control)
@@ -122,6 +132,10 @@ class Service:
         if self.control.model != model:
             await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
         self._task = asyncio.create_task(self.publisher.run())
+        seconds = time.monotonic() - self._began
+        self.metrics.start.set(seconds)
+        rollouts = sum(len(group.rollouts) for group in self.control.groups.values())
+        _log.info("ready in %.2f s: %d open rollouts, %d events folded", seconds, rollouts, self._folded)
 
     async def stop(self) -> None:
         """Stop the background work, abort what generates, and let what is being committed finish."""

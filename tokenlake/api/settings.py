@@ -34,6 +34,9 @@ class Settings:
     max_body_bytes: int = field(
         default=33_554_432, metadata=_about("app", "bytes", "A request body beyond this is refused with 413.")
     )
+    body_deadline_s: float = field(
+        default=30.0, metadata=_about("app", "seconds", "A request body that arrives more slowly is answered with 504.")
+    )
     call_deadline_s: float = field(
         default=600.0, metadata=_about("gate", "seconds", "A longer model call is aborted and answered with 504.")
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from starlette.requests import Request
 
-from tokenlake.errors import InvalidInput, TooLarge
+from tokenlake.api.own_route import service_of
+from tokenlake.errors import Deadline, InvalidInput, TooLarge
 
 __all__ = [
     "Body",
@@ -98,19 +100,24 @@ class SqlBody(Body):
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object of a request body.
 
-    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `InvalidInput` for anything that is not
-    a JSON object (also for NaN and infinities, which are not JSON).
+    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `Deadline` when it comes too slowly,
+    `InvalidInput` for anything that is not a JSON object (also for NaN and infinities, which are not JSON).
     """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
+    seconds = service_of(request).settings.body_deadline_s
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise Deadline(f"the body did not arrive within {seconds:g} s") from error
     try:
         value = json.loads(b"".join(chunks) or b"{}", parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
