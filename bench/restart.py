@@ -150,8 +150,10 @@ def main() -> None:
             filled = time.monotonic() - began
             for _ in range(2):
                 start = measure(path, ScriptedEngine())
-                print(f"{closed:>9} closed  {start.rollouts:>6} open  lake {start.lake_s:7.3f} s  "
-                      f"service {start.service_s:7.3f} s  (filled in {filled:.0f} s)")
+                print(
+                    f"{closed:>9} closed  {start.rollouts:>6} open  lake {start.lake_s:7.3f} s  "
+                    f"service {start.service_s:7.3f} s  (filled in {filled:.0f} s)"
+                )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.api.test_chat import U5
 from tests.api.test_gate import chat
 from tokenlake.api.limits import Limits
 from tokenlake.api.settings import Settings
-from tokenlake.errors import ConfigError, Busy
+from tokenlake.errors import Busy, ConfigError
 
 
 def test_a_rate_lets_its_allowance_through_and_then_one_at_a_time() -> None:
