@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tokenlake.api import routes_claims, routes_control, routes_data, routes_model
+from tokenlake.api import routes_claims, routes_control, routes_data, routes_model, routes_proxy
 from tokenlake.api.errors_http import error_response, plain_error
 from tokenlake.api.service import Service
 from tokenlake.errors import TokenlakeError
@@ -37,6 +37,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(routes_control.router)
     app.include_router(routes_claims.router)
     app.include_router(routes_data.router)
+    if service.proxy is not None:
+        app.include_router(routes_proxy.beside)
+    if service.capture == "off":
+        app.include_router(routes_proxy.instead)
     app.include_router(routes_model.router)
     app.add_exception_handler(TokenlakeError, _ours)
     app.add_exception_handler(HTTPException, _routing)

@@ -51,7 +51,14 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = command("serve", "tokenlake.api.serve:run", "the gate and the REST API over one lake")
     _lake(serve)
-    serve.add_argument("--engine", choices=("tiny",), default="tiny")
+    source = serve.add_mutually_exclusive_group()
+    source.add_argument("--engine", choices=("tiny",), default="tiny", help="the embedded model (default)")
+    source.add_argument("--upstream", metavar="URL", help="an OpenAI-compatible server, e.g. vLLM")
+    serve.add_argument(
+        "--capture",
+        choices=("worker", "gate", "off"),
+        help="where: worker (default with --engine), gate (default with --upstream), or not at all",
+    )
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the service")

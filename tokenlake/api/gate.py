@@ -171,7 +171,10 @@ class Gate:
         history = trace(flight.request.conversation)
         found = flight.attempt.lineage.resolve(history)
         conversation = flight.request.conversation
-        prompt = await asyncio.to_thread(self._prompter.build, conversation, found.parent, found.cause)
+        try:
+            prompt = await asyncio.to_thread(self._prompter.build, conversation, found.parent, found.cause)
+        except (EngineFailed, Deadline) as error:
+            raise await self._recorder.unanswered(flight, _reason(error), error) from error
         head = self._head(flight.call_id, prompt)
         try:
             generation = await self._generate(flight, prompt, head)
@@ -208,7 +211,7 @@ class Gate:
         except ValueError as error:
             raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
         except EngineFailed as error:
-            raise await self._recorder.unanswered(flight, "engine_failed", error) from error
+            raise await self._recorder.unanswered(flight, _reason(error), error) from error
         finally:
             flight.engine_s = time.monotonic() - began
         if generation.finish_reason == "abort":
@@ -243,6 +246,11 @@ class Gate:
             stop_sequence=generation.stop_sequence,
             completion_tokens=len(generation.token_ids),
         )
+
+
+def _reason(error: EngineFailed | Deadline) -> str:
+    """What the failure is recorded as: the engine's own name for it, where it has one."""
+    return error.detail.get("reason", "engine_failed")
 
 
 def _same_body(known: bytes | None, asked: bytes) -> None:

@@ -136,6 +136,8 @@ class Recorder:
             ),
             sampling=(params.temperature, params.top_p, params.top_k, logprob_mode),
         )
+        if generation.fault is not None:
+            return self._capture.abort(ticket, generation.fault)
         with self._metrics.stage.time():
             return self._capture.complete(
                 ticket,

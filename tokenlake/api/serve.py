@@ -18,9 +18,10 @@ from typing import Any
 import uvicorn
 
 from tokenlake.api.app import create_app
+from tokenlake.api.backend import Backend, upstream_backend
 from tokenlake.api.commands import pairs
 from tokenlake.api.service import Service
-from tokenlake.api.settings import Settings, read_environment
+from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.store.lake import OwnedLake
@@ -126,16 +127,25 @@ def _log_to_stderr() -> None:
     logging.getLogger("tokenlake").setLevel(logging.INFO)
 
 
+def _backend(arguments: argparse.Namespace, settings: Settings, environment: Environment) -> Backend:
+    if arguments.upstream is not None:
+        return asyncio.run(upstream_backend(arguments.upstream, arguments.capture or "gate", settings, environment))
+    if arguments.capture not in (None, "worker"):
+        raise ConfigError(f"--capture {arguments.capture} needs --upstream URL: the embedded engine is a worker")
+    return Backend(engine=TinyEngine())
+
+
 def run(arguments: argparse.Namespace) -> int:
     """`tokenlake serve`."""
     began = time.monotonic()
     _log_to_stderr()
     environment = read_environment()
     settings = _settings(pairs(arguments.set))
+    backend = _backend(arguments, settings, environment)
     listener = _listen(arguments.host, arguments.port)
     lake = OwnedLake.open(arguments.lake)
     try:
-        service = Service(lake, TinyEngine(), settings, environment, policy=pairs(arguments.policy), began=began)
+        service = Service(lake, backend, settings, environment, policy=pairs(arguments.policy), began=began)
         sys.stdout.write(f"serving {arguments.lake} at {_url(listener)}\n")
         if not environment.token_given:
             sys.stdout.write(f"control token: {environment.token}\n")

@@ -12,6 +12,7 @@ from tokenlake import sql
 from tokenlake.api.answers import Answers
 from tokenlake.api.archive import Archive
 from tokenlake.api.auth import Capabilities, load_key
+from tokenlake.api.backend import Backend
 from tokenlake.api.control import Control
 from tokenlake.api.dialects import AnthropicDialect, ChatDialect, ResponsesDialect
 from tokenlake.api.dialects.chat_reader import ChatReader
@@ -56,7 +57,7 @@ class Service:
     def __init__(
         self,
         lake: OwnedLake,
-        engine: Engine,
+        backend: Engine | Backend,
         settings: Settings | None = None,
         environment: Environment | None = None,
         *,
@@ -65,8 +66,11 @@ class Service:
     ) -> None:
         self._began = time.monotonic() if began is None else began
         self.lake = lake
-        self.engine = engine
+        backend = backend if isinstance(backend, Backend) else Backend(engine=backend)
+        self.engine = engine = backend.engine
         self.settings = settings or Settings()
+        self.capture = backend.capture
+        self.proxy = backend.proxy(self.settings)
         environment = environment or read_environment()
         self.token = environment.token
         self.capabilities = Capabilities(
@@ -129,7 +133,7 @@ class Service:
             "logprob_mode": self.engine.logprob_mode,
             **self.engine.digests(),
         }
-        if self.control.model != model:
+        if self.capture != "off" and self.control.model != model:
             await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
         self._task = asyncio.create_task(self.publisher.run())
         seconds = time.monotonic() - self._began
@@ -144,6 +148,8 @@ class Service:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.sql_workers.close()
         await self.engine.stop()
+        if self.proxy is not None:
+            await self.proxy.close()
         await self.gate.drain()
         await self.publisher.settle()
         await asyncio.to_thread(self.lake.lineage.anchor)

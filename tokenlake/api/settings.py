@@ -20,6 +20,9 @@ from tokenlake.ingest.engine import SamplingParams
 __all__ = ["Environment", "Settings", "child_environment", "read_environment"]
 
 Reasoning = Literal["field", "fold"]
+LogprobMode = Literal["raw", "processed"]
+_WORDS: dict[str, tuple[str, ...]] = {"reasoning": get_args(Reasoning), "upstream_logprobs": get_args(LogprobMode)}
+"""Settings that are one of some words."""
 _WHOLE = ("pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute")
 
 
@@ -102,6 +105,16 @@ class Settings:
         default=600.0,
         metadata=_about("replay buffer", "seconds", "When a claim that nobody consumed goes to another member."),
     )
+    upstream_deadline_s: float = field(
+        default=30.0,
+        metadata=_about(
+            "upstream", "seconds", "An upstream that does not connect, render or tokenize in time has failed."
+        ),
+    )
+    upstream_logprobs: LogprobMode = field(
+        default="raw",
+        metadata=_about("upstream", "word", "The `--logprobs-mode` that the upstream runs with: `raw` or `processed`."),
+    )
     sql_timeout_s: float = field(
         default=10.0,
         metadata=_about("sql", "seconds", "A query of `POST /api/v1/sql` that runs longer is interrupted."),
@@ -128,9 +141,9 @@ class Settings:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "reasoning":
-                if value not in get_args(Reasoning):
-                    raise _wrong(item.name, f"one of {', '.join(get_args(Reasoning))}", value)
+            if item.name in _WORDS:
+                if value not in _WORDS[item.name]:
+                    raise _wrong(item.name, f"one of {', '.join(_WORDS[item.name])}", value)
             elif item.name == "strip_patterns":
                 _patterns(value)
             elif item.default is None and value is None:
@@ -202,6 +215,8 @@ class Environment:
     """`TOKENLAKE_CAPABILITY_KEY`: 64 hex digits."""
     state_dir: Path
     """Where key files lie: `$XDG_STATE_HOME/tokenlake`, by default `~/.local/state/tokenlake`."""
+    upstream_key: str | None = None
+    """`TOKENLAKE_UPSTREAM_KEY`: what an upstream is sent as `Authorization: Bearer`."""
 
 
 def child_environment() -> dict[str, str]:
@@ -220,4 +235,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         token_given=given is not None,
         capability_key=environ.get("TOKENLAKE_CAPABILITY_KEY") or None,
         state_dir=base / "tokenlake",
+        upstream_key=environ.get("TOKENLAKE_UPSTREAM_KEY") or None,
     )

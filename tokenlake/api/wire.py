@@ -22,6 +22,7 @@ __all__ = [
     "SqlBody",
     "VersionBody",
     "WorkerBody",
+    "read_bytes",
     "read_json",
     "read_model",
 ]
@@ -97,11 +98,10 @@ class SqlBody(Body):
     params: list[Any] = Field(default_factory=list[Any])
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object of a request body.
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """A request body as it came.
 
-    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `Deadline` when it comes too slowly,
-    `InvalidInput` for anything that is not a JSON object (also for NaN and infinities, which are not JSON).
+    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `Deadline` when it comes too slowly.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
@@ -118,8 +118,17 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
                 chunks.append(chunk)
     except TimeoutError as error:
         raise Deadline(f"the body did not arrive within {seconds:g} s") from error
+    return b"".join(chunks)
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object of a request body.
+
+    Raises `TooLarge` as `read_bytes` does, `InvalidInput` for anything that is not a JSON object (also for NaN and
+    infinities, which are not JSON).
+    """
     try:
-        value = json.loads(b"".join(chunks) or b"{}", parse_constant=_no_constant)
+        value = json.loads(await read_bytes(request, max_bytes) or b"{}", parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the body is not valid JSON") from error
     if not isinstance(value, dict):

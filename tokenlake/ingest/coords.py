@@ -11,12 +11,17 @@ from tokenlake.store.delta import Place, Sampling
 __all__ = ["CAPTURE_FAILURES", "Coords", "failure"]
 
 CAPTURE_FAILURES = (
+    "choices_invalid",
     "prompt_ids_missing",
+    "prompt_ids_differ",
     "token_ids_missing",
+    "token_ids_contradict",
     "token_id_invalid",
     "logprobs_missing",
     "logprobs_misaligned",
     "logprob_not_finite",
+    "usage_mismatch",
+    "finish_reason_invalid",
     "prefix_mismatch",
     "segment_missing",
     "versions_invalid",

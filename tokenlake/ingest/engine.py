@@ -76,6 +76,9 @@ class Generation:
     cannot tell, or when the version of any of them is unknown."""
     stop_sequence: str | None = None
     """The text of `SamplingParams.stop` that ended it; None when something else did, or the engine does not tell."""
+    fault: str | None = None
+    """Why what the engine said of ids or log-probabilities contradicts itself: one of `CAPTURE_FAILURES`. The text may
+    be served, the ids are never captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +136,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def vocab_size(self) -> int:
-        """Every id is below this."""
+    def vocab_size(self) -> int | None:
+        """Every id is below this; None when the engine does not tell."""
         ...
 
     @property
@@ -211,7 +214,7 @@ class Engine(Protocol):
 
     def digests(self) -> dict[str, str]:
         """SHA-256 hex digests for lineage, under `tokenizer`, `template` and `model` (the weights the engine
-        started with; what is loaded later is named by its version).
+        started with; what is loaded later is named by its version). What the engine cannot know is left out.
         """
         ...
 

@@ -22,7 +22,7 @@ from tokenlake.ingest.tiny.sampling import check_params
 from tokenlake.ingest.tiny.scheduler import Scheduler
 from tokenlake.ingest.tiny.template import ChatTemplate
 from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
-from tokenlake.ingest.tiny.toolcalls import parse_turn
+from tokenlake.ingest.toolcalls import parse_turn
 
 __all__ = ["WEIGHTS_DIR", "TinyEngine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenlake.ingest.tiny import TinyEngine
-from tokenlake.ingest.tiny.toolcalls import parse_turn
+from tokenlake.ingest.toolcalls import parse_turn
 
 
 def block(body: str) -> str:

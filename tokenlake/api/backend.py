@@ -1,0 +1,71 @@
+"""What stands behind the gate: the embedded engine, an upstream that is captured at the gate, or one that is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenlake.api.proxy import Proxy
+from tokenlake.api.settings import Environment, Settings
+from tokenlake.errors import ConfigError, Deadline, EngineFailed
+from tokenlake.ingest.engine import Engine
+from tokenlake.ingest.upstream import UpstreamClient, UpstreamEngine, UpstreamFacts, probe
+
+__all__ = ["Backend", "Capture", "upstream_backend"]
+
+Capture = Literal["worker", "gate", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """Who answers model calls, and where they are captured."""
+
+    engine: Engine
+    capture: Capture = "worker"
+    upstream: str | None = None
+    """Address of the server that plain calls go to; None: the engine answers them."""
+    key: str | None = None
+    """What the upstream takes as a bearer token."""
+
+    def proxy(self, settings: Settings) -> Proxy | None:
+        """The plain way through to the upstream."""
+        if self.upstream is None:
+            return None
+        return Proxy(
+            self.upstream,
+            key=self.key,
+            connect_s=settings.upstream_deadline_s,
+            deadline_s=settings.call_deadline_s,
+            max_body_bytes=settings.max_body_bytes,
+        )
+
+
+async def upstream_backend(url: str, capture: Capture, settings: Settings, environment: Environment) -> Backend:
+    """A backend over somebody else's server, asked what it can do; raises `ConfigError` when that is not enough."""
+    if capture == "worker":
+        raise ConfigError(
+            "capture at the worker needs an engine in this process, and --upstream is a server of its own: "
+            "leave --capture out, or say --capture gate"
+        )
+    client = UpstreamClient(url, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
+    try:
+        if capture == "gate":
+            facts = await probe(client, logprob_mode=settings.upstream_logprobs)
+        else:
+            facts = await _reached(client)
+    finally:
+        await client.close()
+    engine = UpstreamEngine(client.url, facts, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
+    return Backend(engine=engine, capture=capture, upstream=client.url, key=environment.upstream_key)
+
+
+async def _reached(client: UpstreamClient) -> UpstreamFacts:
+    """Of a server that only passes bytes on nothing is asked but to be there."""
+    try:
+        await client.get("/v1/models")
+    except (EngineFailed, Deadline) as error:
+        if error.detail.get("reason") in ("upstream_unreachable", "upstream_deadline", "upstream_broke"):
+            raise ConfigError(error.message, **error.detail) from error
+    except ValueError:
+        pass  # it answered: what it serves is its own business
+    return UpstreamFacts(name="upstream")
