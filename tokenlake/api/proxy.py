@@ -1,9 +1,9 @@
 """A transparent way through to the upstream: bytes in, bytes out, nothing captured.
 
 Bodies pass unchanged in both directions, an answer as it comes, streams included. Headers pass too, except those that
-belong to one connection (RFC 9110, 7.6.1), `Host`, the `Date` and `Server` of the upstream, and the caller's credential,
-which is ours: the upstream gets its own. A client that hangs up ends the call upstream; an upstream that breaks or takes
-too long ends the answer without an end, so that no client takes it for whole.
+belong to one connection (RFC 9110, 7.6.1), `Host`, the upstream's `Date` and `Server`, and the caller's credential,
+which is ours: the upstream gets its own. A client that hangs up ends the call upstream; an upstream that breaks or
+takes too long ends the answer without an end, so that no client takes it for whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The model routes where an upstream stands behind them: plain calls and reads go straight through.
 
-`beside` stands in front of the gate's own routes when calls are captured at the gate: unprefixed model routes (for the
-control token) and `GET` under a rollout's prefix. `instead` is added with `--capture off`: the calls under the prefix go
-through too, and are recorded nowhere. A rollout still decides who may call and until when.
+`beside` stands in front of the gate's own routes: unprefixed model routes (for the control token) and `GET` under a
+rollout's prefix. `instead` is added with `--capture off`: the calls under the prefix go through too, and are recorded
+nowhere. A rollout still decides who may call and until when.
 """
 
 from __future__ import annotations

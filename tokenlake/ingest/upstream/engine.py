@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["UpstreamEngine"]
 
+_Started = tuple[UpstreamClient, asyncio.AbstractEventLoop, int]
+"""A client, the loop that it belongs to, and the thread of that loop."""
 _ABORTED = Generation(
     token_ids=[],
     logprobs=[],
@@ -48,9 +50,7 @@ class UpstreamEngine:
         self._template = UpstreamTemplate(facts.name, self._ask)
         self._stop_ids = facts.stop_ids
         self._weight_version: int | None = None
-        self._client: UpstreamClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: int | None = None
+        self._open: _Started | None = None
         self._running: dict[str, asyncio.Task[Generation]] = {}
 
     @property
@@ -90,17 +90,17 @@ class UpstreamEngine:
 
     async def start(self) -> None:
         """Open the client on this loop; idempotent."""
-        if self._client is None:
-            self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-            self._client = UpstreamClient(self.url, key=self._key, deadline_s=self._deadline_s)
+        if self._open is None:
+            client = UpstreamClient(self.url, key=self._key, deadline_s=self._deadline_s)
+            self._open = (client, asyncio.get_running_loop(), threading.get_ident())
 
     async def stop(self) -> None:
         """Abort what runs and close every connection; idempotent."""
         for task in list(self._running.values()):
             task.cancel()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        closing, self._open = self._open, None
+        if closing is not None:
+            await closing[0].close()
 
     async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample one continuation of these ids; cancelling closes the connection, which aborts it upstream.
@@ -141,7 +141,7 @@ class UpstreamEngine:
         route = self.facts.route
         body = sampling_body(route, self.name, prompt, params, limit)
         try:
-            answer = await self._started().post(PATHS[route], body, bounded=False)
+            answer = await self._started()[0].post(PATHS[route], body, bounded=False)
         except UpstreamRefused as error:
             if error.field in ("input_tokens", "input_text"):
                 raise ContextOverflow("the upstream says that the prompt leaves no room for an answer") from error
@@ -200,14 +200,13 @@ class UpstreamEngine:
         if state is not None:
             raise ValueError("an upstream's weights are loaded by whoever runs it")
 
-    def _started(self) -> UpstreamClient:
-        if self._client is None:
+    def _started(self) -> _Started:
+        if self._open is None:
             raise EngineFailed("the upstream engine is not running", reason="engine_stopped")
-        return self._client
+        return self._open
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        client, loop = self._started(), self._loop
-        assert loop is not None, "set together with the client"
-        if threading.get_ident() == self._thread:
+        client, loop, thread = self._started()
+        if threading.get_ident() == thread:
             raise RuntimeError("rendering waits for the loop that it was called on: call it from a thread")
         return asyncio.run_coroutine_threadsafe(client.post(path, body), loop).result()

@@ -4,8 +4,8 @@ Two routes take prompt ids and return sampled ids with their log-probabilities: 
 also says which weights sampled what, and `/v1/completions`, which every server has. Every sampling parameter is sent,
 because a server fills in what is missing from its model's own defaults, and what is recorded has to be what was used.
 
-What contradicts itself (the echoed prompt, counts, ids in two forms) is a fault of the generation: its text can still be
-served, its ids are never captured, and no shorter record is made of it.
+What contradicts itself (the echoed prompt, counts, ids in two forms) is a fault of the generation: its text can still
+be served, its ids are never captured, and no shorter record is made of it.
 """
 
 from __future__ import annotations
