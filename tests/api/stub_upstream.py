@@ -29,6 +29,7 @@ class StubUpstream:
 
     def __init__(self) -> None:
         self.url = ""
+        self.loop: asyncio.AbstractEventLoop
         self.engine = ScriptedEngine(max_model_len=1000)
         self.answers: list[list[int]] = []
         self.prompts: list[list[int]] = []
@@ -50,10 +51,14 @@ class StubUpstream:
         self.raw: list[tuple[str, bytes, dict[str, str]]] = []
         """Target, body and headers of what only a proxy sends here."""
         self.events: list[bytes] = [b"data: 1\n\n", b"data: 2\n\n"]
-        self.next_event = threading.Semaphore(0)
-        """A stream waits for it before each event."""
+        self._released = asyncio.Semaphore(0)
         self.gone = threading.Event()
         """Set when a client hung up."""
+
+    def release(self, events: int = 1) -> None:
+        """Let a stream send its next events."""
+        for _ in range(events):
+            self.loop.call_soon_threadsafe(self._released.release)
 
     def app(self) -> Starlette:
         routes = {
@@ -171,7 +176,7 @@ class StubUpstream:
     async def _stream(self, request: Request) -> AsyncIterator[bytes]:
         try:
             for event in self.events:
-                await asyncio.to_thread(self.next_event.acquire, timeout=60)
+                await self._released.acquire()
                 if event == b"cut":
                     raise ConnectionResetError
                 yield event
@@ -193,8 +198,16 @@ def stub_upstream() -> Iterator[StubUpstream]:
     stub.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(stub.app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    listening = threading.Event()
+
+    async def main() -> None:
+        stub.loop = asyncio.get_running_loop()
+        listening.set()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
+    listening.wait()
     try:
         yield stub
     finally:

@@ -61,7 +61,7 @@ def test_a_stream_passes_as_it_comes(opened: Opener, stub: StubUpstream) -> None
         with door.http.stream("POST", path, json={"stream": True}, headers=headers) as answer:
             chunks = answer.iter_raw()
             for event in stub.events:
-                stub.next_event.release()
+                stub.release()
                 assert next(chunks) == event, "the next event waits until this one has arrived"
             assert list(chunks) == []
 
@@ -72,7 +72,7 @@ def test_a_client_that_hangs_up_ends_the_stream_upstream(opened: Opener, stub: S
         headers = {"x-api-key": rollout["data_capability"]}
         path = "/ng-rollout/g_g0/v1/chat/completions"
         with door.http.stream("POST", path, json={"stream": True}, headers=headers) as answer:
-            stub.next_event.release()
+            stub.release()
             assert next(answer.iter_raw())
             assert door.service.control.groups["g"].rollouts["g_g0"].current.inflight
         assert stub.gone.wait(20)
@@ -82,7 +82,7 @@ def test_a_client_that_hangs_up_ends_the_stream_upstream(opened: Opener, stub: S
 def test_a_stream_that_breaks_upstream_never_looks_whole(opened: Opener, stub: StubUpstream) -> None:
     with served(opened, stub, "off") as door:
         stub.events = [b"data: 1\n\n", b"cut"]
-        stub.next_event.release(2)
+        stub.release(2)
         with (
             pytest.raises(httpx.RemoteProtocolError),
             door.http.stream("POST", "/v1/x", json={"stream": 1}, headers={"x-api-key": TOKEN}) as a,

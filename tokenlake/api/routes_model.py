@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tokenlake.api.auth import bearer
+from tokenlake.api.credentials import authorized_attempt, require_control
 from tokenlake.api.dialects.dialect import Dialect
 from tokenlake.api.exchange import Exchange
 from tokenlake.api.flight import Flight
@@ -24,8 +24,7 @@ from tokenlake.api.registration import key_digest
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
 from tokenlake.api.wire import read_json
-from tokenlake.errors import InvalidInput, NotFound, Unauthorized
-from tokenlake.ids import check_rollout_id
+from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ingest.fingerprint import json_digest
 
 __all__ = ["router"]
@@ -44,23 +43,6 @@ _RETRY = "x-stainless-retry-count"
 _MAX_KEY = 512
 
 
-def _presented(request: Request) -> str | None:
-    return bearer(request.headers.get("authorization"), request.headers.get("x-api-key"))
-
-
-def _authorized(request: Request, rollout_id: str) -> int:
-    """The attempt that this agent may call."""
-    service = service_of(request)
-    try:
-        number = service.capabilities.data(_presented(request), check_rollout_id(rollout_id))
-    except Unauthorized:
-        if service.control.rollout(rollout_id) is None:
-            raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id) from None
-        raise
-    service.limits.count(rollout_id)
-    return number
-
-
 def _attempt(service: Service, rollout_id: str, number: int) -> Attempt | None:
     rollout = service.control.rollout(rollout_id)
     return rollout and rollout.attempts.get(number)
@@ -70,7 +52,7 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
     async def captured(request: Request, rollout_id: str) -> Response:
         service = service_of(request)
         dialect = read(service)
-        number = _authorized(request, rollout_id)
+        number = authorized_attempt(request, rollout_id)
         body = await read_json(request, service.settings.max_body_bytes)
         key = request.headers.get("idempotency-key")
         if key is not None and not 0 < len(key) <= _MAX_KEY:
@@ -98,7 +80,7 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
 def _plain(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def plain(request: Request) -> Response:
         service = service_of(request)
-        _require_control(request)
+        require_control(request)
         dialect = read(service)
         asked = dialect.request(await read_json(request, service.settings.max_body_bytes))
         exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
@@ -115,13 +97,13 @@ async def _count(request: Request, attempt: Attempt | None) -> Response:
 
 async def captured_count(request: Request, rollout_id: str) -> Response:
     """How long the prompt of a call would be; records nothing."""
-    number = _authorized(request, rollout_id)
+    number = authorized_attempt(request, rollout_id)
     return await _count(request, _attempt(service_of(request), rollout_id, number))
 
 
 async def plain_count(request: Request) -> Response:
     """How long a prompt would be, for the trainer's side."""
-    _require_control(request)
+    require_control(request)
     return await _count(request, None)
 
 
@@ -132,11 +114,6 @@ for _path, _read in _DIALECTS.items():
 router.add_api_route(_COUNT, plain_count, methods=["POST"])
 for _prefix in _PREFIXES:
     router.add_api_route(_prefix + _COUNT, captured_count, methods=["POST"])
-
-
-def _require_control(request: Request) -> None:
-    if not service_of(request).capabilities.is_control(_presented(request)):
-        raise Unauthorized("unprefixed model routes need the control token")
 
 
 def _found(service: Service, path: str) -> dict[str, Any]:
@@ -162,13 +139,13 @@ def _version() -> str:
 
 async def captured_get(request: Request, rollout_id: str, path: str) -> Response:
     """A `GET` under a rollout's prefix: passes through, records nothing."""
-    _authorized(request, rollout_id)
+    authorized_attempt(request, rollout_id)
     return JSONResponse(_found(service_of(request), path.removeprefix("training-token-capture/")))
 
 
 async def captured_other(request: Request, rollout_id: str, path: str) -> Response:
     """Anything else under a rollout's prefix is refused, so that nothing is served uncaptured by accident."""
-    _authorized(request, rollout_id)
+    authorized_attempt(request, rollout_id)
     raise NotFound(f"{request.method} /{path} is not served under a rollout's prefix")
 
 
@@ -178,7 +155,7 @@ router.add_api_route("/ng-rollout/{rollout_id}/{path:path}", captured_other, met
 
 async def plain_get(request: Request, path: str) -> Response:
     """A `GET` of the plain proxy."""
-    _require_control(request)
+    require_control(request)
     return JSONResponse(_found(service_of(request), f"v1/{path}"))
 
 

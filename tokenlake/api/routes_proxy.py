@@ -13,13 +13,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenlake.api.auth import bearer
+from tokenlake.api.credentials import authorized_attempt, require_control
 from tokenlake.api.ledger import now_us
 from tokenlake.api.own_route import service_of
 from tokenlake.api.proxy import Proxy
 from tokenlake.api.service import Service
-from tokenlake.errors import NotFound, Unauthorized
-from tokenlake.ids import check_rollout_id, mint_call_id
+from tokenlake.errors import NotFound
+from tokenlake.ids import mint_call_id
 
 __all__ = ["beside", "instead"]
 
@@ -36,18 +36,6 @@ def _proxy(service: Service) -> Proxy:
     return service.proxy
 
 
-def _presented(request: Request) -> str | None:
-    return bearer(request.headers.get("authorization"), request.headers.get("x-api-key"))
-
-
-def _authorized(request: Request, rollout_id: str) -> int:
-    """The attempt that this agent may call."""
-    service = service_of(request)
-    if service.control.rollout(check_rollout_id(rollout_id)) is None:
-        raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id)
-    return service.capabilities.data(_presented(request), rollout_id)
-
-
 def _raw_path(request: Request) -> bytes:
     raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
     return raw.partition(b"?")[0]
@@ -55,22 +43,21 @@ def _raw_path(request: Request) -> bytes:
 
 async def read_through(request: Request, rollout_id: str, path: str) -> Response:  # noqa: ARG001 - part of the route
     """A `GET` under a rollout's prefix: passes through, records nothing."""
-    _authorized(request, rollout_id)
+    authorized_attempt(request, rollout_id)
     return await _proxy(service_of(request)).forward(request, _PREFIX.sub(b"", _raw_path(request), count=1))
 
 
 async def plain(request: Request, path: str) -> Response:  # noqa: ARG001 - part of the route
     """An unprefixed model route: the upstream's answer, for the trainer's side only."""
     service = service_of(request)
-    if not service.capabilities.is_control(_presented(request)):
-        raise Unauthorized("unprefixed model routes need the control token")
+    require_control(request)
     return await _proxy(service).forward(request, _raw_path(request))
 
 
 async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
     """A model call of a rollout that nobody captures; it counts as in flight until its last byte."""
     service = service_of(request)
-    number = _authorized(request, rollout_id)
+    number = authorized_attempt(request, rollout_id)
     if request.method != "POST" or path.removeprefix("training-token-capture/") not in _CALLS:
         raise NotFound(f"{request.method} /{path} is not served under a rollout's prefix")
     attempt = service.gate.admit(rollout_id, number)

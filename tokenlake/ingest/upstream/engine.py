@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenlake.errors import ContextOverflow, EngineFailed
-from tokenlake.ingest.engine import AssistantTurn, Generation, LogprobMode, Message, SamplingParams, Tool
+from tokenlake.ingest.engine import AssistantTurn, Generation, LogprobMode, Message, SamplingParams, Tool, TurnDelta
 from tokenlake.ingest.toolcalls import parse_turn
 from tokenlake.ingest.upstream.client import UpstreamClient, UpstreamRefused
 from tokenlake.ingest.upstream.facts import UpstreamFacts
@@ -102,7 +102,14 @@ class UpstreamEngine:
         if closing is not None:
             await closing[0].close()
 
-    async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        on_delta: Callable[[TurnDelta], None] | None = None,  # noqa: ARG002 - the answer comes whole
+    ) -> Generation:
         """Sample one continuation of these ids; cancelling closes the connection, which aborts it upstream.
 
         How long it may take is the caller's to bound.

@@ -83,9 +83,10 @@ def read_generation(route: Route, body: Mapping[str, Any], prompt: Sequence[int]
         weight_version=spans[0][0] if spans else None,
         weight_version_end=spans[-1][0] if spans else None,
         weight_version_spans=cast("list[tuple[int, int, int]]", known) if known and known == spans else None,
+        stop_sequence=stop if isinstance(stop := choice.get("stop_reason"), str) else None,
         fault=fault,
     )
-    return generation, _ended_by(generation, choice.get("stop_reason"))
+    return generation, _ended_by(generation, stop)
 
 
 def _list(value: object) -> list[Any]:
