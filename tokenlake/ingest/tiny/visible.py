@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenlake.ingest.engine import TurnDelta
 from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
-from tokenlake.ingest.tiny.toolcalls import certain, without_begun
+from tokenlake.ingest.toolcalls import certain, without_begun
 
 __all__ = ["Visible"]
 

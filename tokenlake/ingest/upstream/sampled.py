@@ -54,17 +54,15 @@ def sampling_body(
 
 def read_generation(route: Route, body: Mapping[str, Any], prompt: Sequence[int]) -> tuple[Generation, int | None]:
     """The generation, and the id that ended it where one did; raises `EngineFailed` when not even a text is there."""
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in _list(choices)):
-        raise EngineFailed("the upstream's answer has no choices", reason="upstream_malformed")
-    choice = cast("list[dict[str, Any]]", choices)[0]
+    choices = [_object(item) for item in _array(body.get("choices")) or []]
+    choice = choices[0] if choices else {}
     text, finish = choice.get("text"), choice.get("finish_reason")
     if not isinstance(text, str):
-        raise EngineFailed("the upstream's answer has no text", reason="upstream_malformed")
+        raise EngineFailed("the upstream's answer holds no text", reason="upstream_malformed")
     ids, logprobs, named = _ids(choice.get("token_ids")), *_logprobs(route, choice)
     echo = _ids((body if route == "generate" else choice).get("prompt_token_ids"))
     fault = (
-        ("choices_invalid" if len(_list(choices)) != 1 or choice.get("index", 0) != 0 else None)
+        ("choices_invalid" if len(choices) != 1 or choice.get("index", 0) != 0 else None)
         or _fault_of_ids(ids, named, echo, prompt)
         or _fault_of_usage(body.get("usage"), len(prompt), len(ids or ()))
         or ("logprobs_missing" if ids and logprobs is None else None)
@@ -89,13 +87,18 @@ def read_generation(route: Route, body: Mapping[str, Any], prompt: Sequence[int]
     return generation, _ended_by(generation, stop)
 
 
-def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+def _array(value: object) -> list[Any] | None:
+    return cast("list[Any]", value) if isinstance(value, list) else None
+
+
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _ids(value: object) -> list[int] | None:
     """Ids, also from `token_id:N` texts; None when they are missing, and -1 for one that is no id."""
-    return [_id(item) for item in _list(value)] if isinstance(value, list) else None
+    array = _array(value)
+    return None if array is None else [_id(item) for item in array]
 
 
 def _id(value: object) -> int:
@@ -107,18 +110,13 @@ def _id(value: object) -> int:
 
 def _logprobs(route: Route, choice: Mapping[str, Any]) -> tuple[list[float | None] | None, list[int] | None]:
     """The log-probabilities, and the ids they are said to be of where the route says it."""
-    given = choice.get("logprobs")
-    if not isinstance(given, dict):
-        return None, None
-    fields = cast("dict[str, Any]", given)
+    fields = _object(choice.get("logprobs"))
     if route == "completions":
-        values, tokens = fields.get("token_logprobs"), _list(fields.get("tokens"))
+        tokens = _array(fields.get("tokens")) or []
         named = all(isinstance(token, str) and token.startswith(_TOKEN_PREFIX) for token in tokens)
-        return (_list(values) if isinstance(values, list) else None), (_ids(tokens) if named and tokens else None)
-    content = fields.get("content")
-    if not isinstance(content, list):
-        return None, None
-    return [item.get("logprob") if isinstance(item, dict) else None for item in _list(content)], None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return _array(fields.get("token_logprobs")), _ids(tokens) if named and tokens else None
+    content = _array(fields.get("content"))
+    return None if content is None else [_object(item).get("logprob") for item in content], None
 
 
 def _fault_of_ids(
@@ -137,7 +135,7 @@ def _fault_of_ids(
 
 def _fault_of_usage(usage: object, prompt: int, sampled: int) -> str | None:
     """The server's own counts; one that is not given contradicts nothing."""
-    counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    counts = _object(usage)
     said = (counts.get("prompt_tokens", prompt), counts.get("completion_tokens", sampled))
     return None if said == (prompt, sampled) else "usage_mismatch"
 

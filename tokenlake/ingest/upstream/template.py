@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tokenlake.errors import EngineFailed
 from tokenlake.ingest.engine import Message, Tool
@@ -68,10 +68,12 @@ class UpstreamTemplate:
         return text
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
-        tokens = self._cached("/tokenize", body).get("tokens")
-        if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        tokens: Any = self._cached("/tokenize", body).get("tokens")
+        if not isinstance(tokens, list) or not all(
+            type(token) is int and token >= 0 for token in cast("list[Any]", tokens)
+        ):
             raise EngineFailed("the upstream's /tokenize answered no ids", reason="upstream_malformed")
-        return tokens  # pyright: ignore[reportUnknownVariableType]
+        return cast("list[int]", tokens)
 
     def _cached(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         whole = {"model": self._model, **body}
@@ -85,7 +87,7 @@ class UpstreamTemplate:
                 self._kept.move_to_end(key)
                 return found[0]
         answer = self._ask(path, whole)
-        size = len(key) + 8 * sum(map(len, (values for values in answer.values() if isinstance(values, str | list))))
+        size = len(written) + 8 * len(answer.get("tokens") or answer.get("prompt") or ())
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = (answer, size)
