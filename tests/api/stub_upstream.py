@@ -43,6 +43,10 @@ class StubUpstream:
         """Paths whose connection breaks in the middle of the answer."""
         self.edit: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         """Changes a generation's answer."""
+        self.dropped: set[int] = set()
+        """Places of the pieces of a stream that are never sent."""
+        self.endless = False
+        """A stream ends without `[DONE]`."""
         self.processed = False
         self.weight_versions: list[dict[str, Any]] | None = None
         self.models: list[dict[str, Any]] = [{"id": "stub", "object": "model", "max_model_len": 1000}]
@@ -131,7 +135,8 @@ class StubUpstream:
             "token_ids": ids,
             "prompt_token_ids": body["prompt"],
         }
-        return self._answered({"id": "cmpl", "object": "text_completion"}, choice, body["prompt"], ids)
+        top = {"id": "cmpl", "object": "text_completion"}
+        return self._answered(top, choice, body["prompt"], ids, stream=body.get("stream", False))
 
     async def _generate(self, raw: bytes) -> Response:
         body = json.loads(raw)
@@ -146,7 +151,7 @@ class StubUpstream:
             "weight_versions": self.weight_versions,
         }
         top = {"request_id": "r", "output_mode": "text", "prompt_token_ids": body["token_ids"]}
-        return self._answered(top, choice, body["token_ids"], ids)
+        return self._answered(top, choice, body["token_ids"], ids, stream=body.get("stream", False))
 
     def _sample(self, prompt: list[int], params: dict[str, Any]) -> tuple[list[int], list[float], str]:
         allowed = params.get("allowed_token_ids")
@@ -159,10 +164,18 @@ class StubUpstream:
         logprobs = [0.0 if allowed and self.processed else -(index + 1) / 8 for index in range(len(ids))]
         return list(ids), logprobs, "stop" if ids[-1:] == [9] else "length"
 
-    def _answered(self, top: dict[str, Any], choice: dict[str, Any], prompt: list[int], ids: list[int]) -> Response:
+    def _answered(
+        self, top: dict[str, Any], choice: dict[str, Any], prompt: list[int], ids: list[int], *, stream: bool
+    ) -> Response:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
         answer = {**top, "choices": [choice], "usage": usage}
-        return JSONResponse(self.edit(answer) if self.edit else answer)
+        answer = self.edit(answer) if self.edit else answer
+        if not stream:
+            return JSONResponse(answer)
+        events = [event for place, event in enumerate(_pieces(answer)) if place not in self.dropped]
+        said = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+        end = [] if self.endless else [b"data: [DONE]\n\n"]
+        return Response(b"".join(said + end), headers={"content-type": "text/event-stream"})
 
     async def _anything(self, request: Request) -> Response:
         body = await request.body()
@@ -183,6 +196,24 @@ class StubUpstream:
         except (asyncio.CancelledError, GeneratorExit):
             self.gone.set()
             raise
+
+
+def _pieces(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """One piece a token, then the counts, as vLLM streams them."""
+    (whole,) = answer["choices"]
+    last = len(whole["token_ids"]) - 1
+    pieces: list[dict[str, Any]] = []
+    for place, token in enumerate(whole["token_ids"]):
+        piece: dict[str, Any] = {"index": 0, "text": "" if token == 9 else chr(token), "token_ids": [token]}
+        piece["logprobs"] = {name: values[place : place + 1] for name, values in whole["logprobs"].items()}
+        piece["finish_reason"] = whole["finish_reason"] if place == last else None
+        if place == last:
+            piece["weight_versions"] = whole.get("weight_versions")
+        if place == 0 and "prompt_token_ids" in whole:
+            piece["prompt_token_ids"] = whole["prompt_token_ids"]
+        first = {"prompt_token_ids": answer["prompt_token_ids"]} if place == 0 and "prompt_token_ids" in answer else {}
+        pieces.append({**first, "choices": [piece]})
+    return [*pieces, {"choices": [], "usage": answer["usage"]}]
 
 
 async def _broken() -> AsyncIterator[bytes]:

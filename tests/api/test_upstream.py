@@ -171,6 +171,47 @@ def test_what_only_looks_odd_is_captured_as_given(opened: Opener, stub: StubUpst
         assert door.ids(event)[0][-2:] == ids
 
 
+@pytest.mark.parametrize("route", ["completions", "generate"])
+def test_a_stream_gives_the_record_that_a_whole_answer_gives(opened: Opener, stub: StubUpstream, route: str) -> None:
+    stub.missing = {path for name, path in PATHS.items() if name != route}
+    stub.weight_versions = [{"version": "4", "start": 0, "end": 5}]
+    with served(opened, stub) as door:
+        (rollout,) = door.register()
+        agent = door.agent(rollout)
+        stub.answers = [[80, 81, 82, 83, 9], [80, 81, 82, 83, 9]]
+        whole = ask(agent, [U5])
+        chunks = list(ask(agent, [U5], stream=True))
+        said = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+        assert "".join(said) == whole.choices[0].message.content == text(80, 81, 82, 83)
+        assert len(said) > 1, "it is passed on as it comes"
+        one, two = door.events("call_committed")
+        query = "SELECT token_ids, token_mask, logprobs, weight_version, finish_reason FROM deltas WHERE call_id = ?"
+        first, second = (door.service.lake.sql(query, [e["call_id"]]).fetchall() for e in (one, two))
+        assert first == second
+        assert one.get("weight_version") == (4 if route == "generate" else None)
+
+
+@pytest.mark.parametrize("route", ["completions", "generate"])
+def test_ids_that_never_came_are_missed(opened: Opener, stub: StubUpstream, route: str) -> None:
+    stub.missing = {path for name, path in PATHS.items() if name != route}
+    with served(opened, stub) as door:
+        (rollout,) = door.register()
+        stub.answers, stub.dropped = [[80, 81, 82, 83, 9]], {1, 3}
+        list(ask(door.agent(rollout), [U5], stream=True))
+        assert [(e["reason"], e["answered"]) for e in door.events("call_failed")] == [("usage_mismatch", True)]
+        assert not door.events("call_committed")
+
+
+def test_a_stream_without_an_end_is_a_failure(opened: Opener, stub: StubUpstream) -> None:
+    with served(opened, stub) as door:
+        (rollout,) = door.register()
+        stub.endless = True
+        with pytest.raises(openai.APIError):
+            list(ask(door.agent(rollout), [U5], stream=True))
+        assert [event["reason"] for event in door.events("call_failed")] == ["upstream_broke"]
+        assert not door.events("call_committed")
+
+
 def test_an_answer_that_ends_on_an_unknown_stop_id_teaches_it(opened: Opener, stub: StubUpstream) -> None:
     with served(opened, stub) as door:
         (rollout,) = door.register()

@@ -112,9 +112,44 @@ class UpstreamClient:
         async with named_failures(self.url + path, self._deadline_s if bounded else None):
             return self._read(path, await self._http.post(self.url + path, content=content, headers=headers))
 
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The server-sent JSON objects that answer a body, until `[DONE]`; its deadline is the caller's.
+
+        Raises as `post` does, also in the middle; close it to abort.
+        """
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        headers = {**self._headers, "Content-Type": "application/json"}
+        async with (
+            named_failures(self.url + path, None),
+            self._http.stream("POST", self.url + path, content=content, headers=headers) as answer,
+        ):
+            if not answer.is_success:
+                await answer.aread()
+                self._read(path, answer)
+            async for line in answer.aiter_lines():
+                field, _, data = line.partition(":")
+                if field == "data" and data.strip() == "[DONE]":
+                    return
+                if field == "data":
+                    yield self._event(path, data)
+        where = f"the upstream {self.url}{path}"
+        raise EngineFailed(f"{where} ended its stream without an end", reason="upstream_broke")
+
     async def close(self) -> None:
         """Close every connection; idempotent."""
         await self._http.aclose()
+
+    def _event(self, path: str, data: str) -> dict[str, Any]:
+        where = f"the upstream {self.url}{path}"
+        try:
+            event: Any = json.loads(data)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise EngineFailed(f"{where} streamed something that is no JSON object", reason="upstream_malformed")
+        if "error" in event:
+            raise EngineFailed(f"{where} failed in the middle of its stream", reason="upstream_error")
+        return cast("dict[str, Any]", event)
 
     def _read(self, path: str, answer: httpx.Response) -> dict[str, Any]:
         where = f"the upstream {self.url}{path}"

@@ -9,6 +9,7 @@ sampled with, or unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from tokenlake.ingest.toolcalls import parse_turn
 from tokenlake.ingest.upstream.client import UpstreamClient, UpstreamRefused
 from tokenlake.ingest.upstream.facts import UpstreamFacts
 from tokenlake.ingest.upstream.sampled import PATHS, read_generation, sampling_body
+from tokenlake.ingest.upstream.streamed import Assembly
 from tokenlake.ingest.upstream.template import UpstreamTemplate
+from tokenlake.ingest.visible import VisibleTurn
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +111,7 @@ class UpstreamEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        on_delta: Callable[[TurnDelta], None] | None = None,  # noqa: ARG002 - the answer comes whole
+        on_delta: Callable[[TurnDelta], None] | None = None,
     ) -> Generation:
         """Sample one continuation of these ids; cancelling closes the connection, which aborts it upstream.
 
@@ -133,7 +136,7 @@ class UpstreamEngine:
                 max_model_len=self.max_model_len,
             )
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
-        task = self._running[request_id] = asyncio.ensure_future(self._sample(prompt, params, limit))
+        task = self._running[request_id] = asyncio.ensure_future(self._sample(prompt, params, limit, on_delta))
         try:
             return await task
         except asyncio.CancelledError:
@@ -144,11 +147,16 @@ class UpstreamEngine:
         finally:
             del self._running[request_id]
 
-    async def _sample(self, prompt: list[int], params: SamplingParams, limit: int) -> Generation:
+    async def _sample(
+        self, prompt: list[int], params: SamplingParams, limit: int, on_delta: Callable[[TurnDelta], None] | None
+    ) -> Generation:
         route = self.facts.route
         body = sampling_body(route, self.name, prompt, params, limit)
         try:
-            answer = await self._started()[0].post(PATHS[route], body, bounded=False)
+            if on_delta is None:
+                answer = await self._started()[0].post(PATHS[route], body, bounded=False)
+            else:
+                answer = await self._stream(PATHS[route], body, VisibleTurn(params.stop), on_delta)
         except UpstreamRefused as error:
             if error.field in ("input_tokens", "input_text"):
                 raise ContextOverflow("the upstream says that the prompt leaves no room for an answer") from error
@@ -161,6 +169,24 @@ class UpstreamEngine:
         if generation.weight_version_end is not None:
             self._weight_version = generation.weight_version_end
         return generation
+
+    async def _stream(
+        self, path: str, body: dict[str, Any], turn: VisibleTurn, on_delta: Callable[[TurnDelta], None]
+    ) -> dict[str, Any]:
+        assembly = Assembly()
+        opened = self._as_written("")
+        if opened:
+            turn.feed(opened)
+        whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        async with contextlib.aclosing(self._started()[0].events(path, whole)) as events:
+            async for event in events:
+                for delta in turn.feed(assembly.feed(event)):
+                    on_delta(delta)
+        return assembly.answer()
+
+    def _as_written(self, text: str) -> str:
+        """A sampled text with the think block that the template has opened before it."""
+        return "<think>" + text if self.facts.opens_thinking else text
 
     async def abort(self, request_id: str) -> None:
         """Close a request's connection; it ends with finish reason `abort` and nothing sampled. Unknown is no error."""
@@ -195,7 +221,7 @@ class UpstreamEngine:
 
     def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
         """The turn in Hermes' and Qwen's form, with the think block that the template may have opened."""
-        return parse_turn("<think>" + text if self.facts.opens_thinking else text)
+        return parse_turn(self._as_written(text))
 
     def digests(self) -> dict[str, str]:
         """Of the tokenizer where the upstream tells it, and of what its template makes of one fixed conversation."""
