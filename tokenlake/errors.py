@@ -111,7 +111,7 @@ class TooLarge(TokenlakeError):
 
 
 class Busy(TokenlakeError):
-    """Asked too often, or no room for this now; `detail["retry_after_s"]`: seconds after which asking again makes sense."""
+    """Asked too often, or no room for this now; `detail["retry_after_s"]` says how long to wait."""
 
 
 class Deadline(TokenlakeError):

@@ -51,7 +51,7 @@ async def claim(request: Request) -> JSONResponse:
     """Hand out whole groups."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _ClaimBody, service.settings.max_body_bytes)
+    body = await read_model(request, _ClaimBody, service.settings)
     done = await asyncio.to_thread(
         service.buffer.claim,
         body.consumer,
@@ -69,7 +69,7 @@ async def consume(request: Request, claim_id: str) -> JSONResponse:
     """The groups of a claim went into a checkpoint."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _ConsumeBody, service.settings.max_body_bytes)
+    body = await read_model(request, _ConsumeBody, service.settings)
     return JSONResponse(asdict(await asyncio.to_thread(service.buffer.consume, claim_id, body.checkpoint)))
 
 
@@ -78,7 +78,7 @@ async def release(request: Request, claim_id: str) -> JSONResponse:
     """The groups of a claim are for another member."""
     credential(request)
     service = service_of(request)
-    await read_model(request, _ReleaseBody, service.settings.max_body_bytes)
+    await read_model(request, _ReleaseBody, service.settings)
     return JSONResponse(asdict(await asyncio.to_thread(service.buffer.release, claim_id)))
 
 
@@ -87,6 +87,6 @@ async def rewind(request: Request, name: str) -> JSONResponse:
     """A consumer goes back to a checkpoint."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _RewindBody, service.settings.max_body_bytes)
+    body = await read_model(request, _RewindBody, service.settings)
     groups = await asyncio.to_thread(service.buffer.rewind, name, body.checkpoint)
     return JSONResponse({"consumer": name, "checkpoint": body.checkpoint, "groups": groups})

@@ -55,7 +55,7 @@ async def put_group(request: Request, group_id: str) -> JSONResponse:
     credential(request)
     service = service_of(request)
     check_group_id(group_id)
-    body = await read_model(request, GroupBody, service.settings.max_body_bytes)
+    body = await read_model(request, GroupBody, service.settings)
     await service.archive.recall(group_id)
     group, new = await service.registrar.register_group(
         group_id,
@@ -88,7 +88,7 @@ async def freeze(request: Request, rollout_id: str) -> JSONResponse:
     """No further calls of this attempt."""
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
-    body = await read_model(request, FreezeBody, service.settings.max_body_bytes)
+    body = await read_model(request, FreezeBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt = await service.lifecycle.freeze(
         rollout_id,
@@ -113,7 +113,7 @@ async def seal(request: Request, rollout_id: str) -> JSONResponse:
     """End an attempt with its reward; answers the receipt."""
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
-    body = await read_model(request, SealBody, service.settings.max_body_bytes)
+    body = await read_model(request, SealBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     receipt = await service.lifecycle.seal(
         rollout_id,
@@ -132,7 +132,7 @@ async def fail(request: Request, rollout_id: str) -> JSONResponse:
     """End an attempt without a reward."""
     who = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
-    body = await read_model(request, FailBody, service.settings.max_body_bytes)
+    body = await read_model(request, FailBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt: Attempt = await service.lifecycle.fail(
         rollout_id, reason=body.reason, attempt=_attempt(who, body.attempt), retry=body.retry
@@ -189,7 +189,7 @@ async def put_weight_version(request: Request) -> JSONResponse:
     """The trainer's published version."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, VersionBody, service.settings.max_body_bytes)
+    body = await read_model(request, VersionBody, service.settings)
     return JSONResponse(await service.set_weight_version(body.version))
 
 
@@ -198,7 +198,7 @@ async def put_worker(request: Request, worker_id: str) -> JSONResponse:
     """Register a capture worker, or renew what is known of it."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, WorkerBody, service.settings.max_body_bytes)
+    body = await read_model(request, WorkerBody, service.settings)
     detail = {"worker_id": check_group_id(worker_id), "url": body.url, "meta": body.meta}
     await service.ledger.append(
         {

@@ -127,7 +127,7 @@ async def post_sql(request: Request) -> Response:
     """A query that only reads this lake, bounded in time, memory, rows and bytes."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, SqlBody, service.settings.max_body_bytes)
+    body = await read_model(request, SqlBody, service.settings)
     answer = await unless_gone(request, service.sql_workers.query(body.sql, body.params))
     if _wants_arrow(request):
         return Response(answer.stream, media_type=ARROW_STREAM, headers={"x-truncated": str(answer.more).lower()})

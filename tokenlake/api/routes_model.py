@@ -53,7 +53,7 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
         service = service_of(request)
         dialect = read(service)
         number = authorized_attempt(request, rollout_id)
-        body = await read_json(request, service.settings.max_body_bytes)
+        body = await read_json(request, service.settings)
         key = request.headers.get("idempotency-key")
         if key is not None and not 0 < len(key) <= _MAX_KEY:
             raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY} characters", field="Idempotency-Key")
@@ -82,7 +82,7 @@ def _plain(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[
         service = service_of(request)
         require_control(request)
         dialect = read(service)
-        asked = dialect.request(await read_json(request, service.settings.max_body_bytes))
+        asked = dialect.request(await read_json(request, service.settings))
         exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
         return await exchange.respond(service.gate.plain(asked, exchange.sink))
 
@@ -91,7 +91,7 @@ def _plain(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[
 
 async def _count(request: Request, attempt: Attempt | None) -> Response:
     service = service_of(request)
-    body = await read_json(request, service.settings.max_body_bytes)
+    body = await read_json(request, service.settings)
     return JSONResponse({"input_tokens": await service.gate.count(service.anthropic.conversation(body), attempt)})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from starlette.requests import Request
 
-from tokenlake.api.own_route import service_of
+from tokenlake.api.settings import Settings
 from tokenlake.errors import Deadline, InvalidInput, TooLarge
 
 __all__ = [
@@ -98,15 +98,15 @@ class SqlBody(Body):
     params: list[Any] = Field(default_factory=list[Any])
 
 
-async def read_bytes(request: Request, max_bytes: int) -> bytes:
+async def read_bytes(request: Request, settings: Settings) -> bytes:
     """A request body as it came.
 
-    Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `Deadline` when it comes too slowly.
+    Raises `TooLarge` as soon as more than `max_body_bytes` are announced or arrive, `Deadline` when it comes too slowly.
     """
+    max_bytes, seconds = settings.max_body_bytes, settings.body_deadline_s
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise TooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
-    seconds = service_of(request).settings.body_deadline_s
     chunks: list[bytes] = []
     size = 0
     try:
@@ -121,14 +121,14 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """The JSON object of a request body.
 
     Raises `TooLarge` as `read_bytes` does, `InvalidInput` for anything that is not a JSON object (also for NaN and
     infinities, which are not JSON).
     """
     try:
-        value = json.loads(await read_bytes(request, max_bytes) or b"{}", parse_constant=_no_constant)
+        value = json.loads(await read_bytes(request, settings) or b"{}", parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the body is not valid JSON") from error
     if not isinstance(value, dict):
@@ -136,9 +136,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-async def read_model(request: Request, model: type[M], max_bytes: int) -> M:
+async def read_model(request: Request, model: type[M], settings: Settings) -> M:
     """A request body as one of the models above; raises `InvalidInput` naming the first field that is wrong."""
-    body = await read_json(request, max_bytes)
+    body = await read_json(request, settings)
     try:
         return model.model_validate(body)
     except ValidationError as error:
