@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -283,6 +285,13 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     assert "u:p" not in refused.value.message
 
 
+def test_a_route_that_flags_leave_out_is_done_without(stub: StubUpstream) -> None:
+    stub.missing, stub.status = set(), {PATHS["generate"]: 403}
+    made = backend(stub.url)
+    assert isinstance(made.engine, UpstreamEngine)
+    assert made.engine.facts.route == "completions"
+
+
 def test_facts_are_proven_and_registered(opened: Opener, stub: StubUpstream) -> None:
     stub.info = {"tokenizer_class": "T", "eos_token": chr(9), "pad_token": chr(77)}
     stub.key = "k"
@@ -315,7 +324,8 @@ def test_an_upstream_that_fails_is_a_named_error_and_poisons_nothing(
     opened: Opener, stub: StubUpstream, case: str
 ) -> None:
     change, status, reason = FAILURES[case]
-    with served(opened, stub, call_deadline_s=1.0, upstream_deadline_s=1.0) as door:
+    seconds = 3.0 if case.startswith("hanging") else 30.0
+    with served(opened, stub, call_deadline_s=seconds, upstream_deadline_s=seconds) as door:
         (rollout,) = door.register()
         agent = door.agent(rollout)
         edit, cut, hang = stub.edit, set(stub.cut), set(stub.hang)
@@ -350,8 +360,15 @@ def test_a_client_that_hangs_up_aborts_upstream(opened: Opener, stub: StubUpstre
     with served(opened, stub) as door:
         (rollout,) = door.register()
         stub.hang.add(PATHS["completions"])
-        with pytest.raises(openai.APITimeoutError):
-            ask(door.agent(rollout, timeout=0.3), [U5])
+        body = json.dumps({"messages": [U5]}).encode()
+        head = (
+            f"POST /ng-rollout/g_g0/v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
+            f"x-api-key: {rollout['data_capability']}\r\n\r\n"
+        )
+        url = httpx.URL(door.url)
+        with socket.create_connection((url.host, url.port)) as agent:
+            agent.sendall(head.encode() + body)
+            wait_for(door, lambda: PATHS["completions"] in stub.asked)
         assert stub.gone.wait(20)
         wait_for(door, lambda: door.events("call_failed"))
         assert [event["reason"] for event in door.events("call_failed")] == ["client_disconnected"]

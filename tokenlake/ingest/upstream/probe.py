@@ -134,7 +134,8 @@ class _Probe:
         try:
             await self._sample("generate", prompt, 1)
         except EngineFailed as error:
-            if error.detail.get("reason") != "upstream_no_route":
+            # vLLM answers 403 for a route that its flags leave out; the credential has been good for others by now.
+            if error.detail.get("reason") not in ("upstream_no_route", "upstream_unauthorized"):
                 raise
             await self._sample("completions", prompt, 1)
             return "completions"
