@@ -112,12 +112,16 @@ def test_who_may_call_is_decided_as_ever(opened: Opener, stub: StubUpstream) -> 
         assert door.post("/ng-rollout/g_g0/v1/embeddings", {}, token=key).status_code == 404
         assert door.request("DELETE", path, token=key).status_code == 404
         assert door.post("/v1/chat/completions", {}, token=key).status_code == 401
-        raw = door.http.build_request("GET", "/ng-rollout/g_g0/v1/x", headers={"x-api-key": key})
-        raw.url = raw.url.copy_with(raw_path=b"/ng-rollout/g_g0/v1/%2e%2e/%2E./x")
-        assert door.http.send(raw).status_code == 404
+        for climbing in (b"/ng-rollout/g_g0/v1/%2e%2e/%2E./x", b"/ng-rollout/g_g0%2Fv1/x"):
+            raw = door.http.build_request("GET", "/ng-rollout/g_g0/v1/x", headers={"x-api-key": key})
+            raw.url = raw.url.copy_with(raw_path=climbing)
+            assert door.http.send(raw).status_code == 404
         door.client.freeze("g_g0")
         assert door.post(path, {}, token=key).status_code == 409
         assert not stub.raw
+        elsewhere = "training-token-capture@127.0.0.1:1/x"
+        assert door.request("GET", f"/ng-rollout/g_g0/{elsewhere}", token=key).status_code == 203
+        assert stub.raw[0][0] == f"/{elsewhere}", "what follows the prefix never becomes the upstream's address"
 
 
 def test_a_body_beyond_the_limit_is_not_passed_on(opened: Opener, stub: StubUpstream) -> None:

@@ -36,7 +36,6 @@ class Backend:
             key=self.key,
             connect_s=settings.upstream_deadline_s,
             deadline_s=settings.call_deadline_s,
-            max_body_bytes=settings.max_body_bytes,
         )
 
 

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenlake.api.wire import read_bytes
 from tokenlake.errors import NotFound
 from tokenlake.ingest.upstream.client import checked_url, http_client, named_failures
 
@@ -45,27 +44,22 @@ _NOT_ANSWERED = _CONNECTION | {b"date", b"server"}
 class Proxy:
     """One upstream, for calls that nobody captures. Belongs to the service's event loop; `close` it there."""
 
-    def __init__(self, url: str, *, key: str | None, connect_s: float, deadline_s: float, max_body_bytes: int) -> None:
+    def __init__(self, url: str, *, key: str | None, connect_s: float, deadline_s: float) -> None:
         self._url = checked_url(url)
         self._key = key
         self._deadline_s = deadline_s
-        self._max_body_bytes = max_body_bytes
         self._http = http_client(connect_s)
 
-    async def forward(self, request: Request, raw_path: bytes, *, done: Callable[[], None] | None = None) -> Response:
+    def forward(
+        self, request: Request, raw_path: bytes, body: bytes, *, done: Callable[[], None] | None = None
+    ) -> Response:
         """The upstream's answer to this request at `raw_path` (as it was sent, percent-encoded).
 
-        `done` is called once, when nothing of the call is left. Raises `TooLarge`, and `NotFound` for a path that
-        climbs; sending the answer raises `Deadline` and `EngineFailed` with their names.
+        `done` is called once, when nothing of the call is left. Raises `NotFound` for a path that climbs; sending the
+        answer raises `Deadline` and `EngineFailed` with their names.
         """
-        try:
-            if any(segment in (b".", b"..") for segment in raw_path.lower().replace(b"%2e", b".").split(b"/")):
-                raise NotFound("a path with dot segments is not passed on")
-            body = await read_bytes(request, self._max_body_bytes)
-        except BaseException:
-            if done is not None:
-                done()
-            raise
+        if any(segment in (b".", b"..") for segment in raw_path.lower().replace(b"%2e", b".").split(b"/")):
+            raise NotFound("a path with dot segments is not passed on")
         query: bytes = request.scope["query_string"]
         target = self._url + raw_path.decode("ascii", "replace") + (f"?{query.decode('latin-1')}" if query else "")
         headers = _passed(request.scope["headers"], _NOT_SENT)

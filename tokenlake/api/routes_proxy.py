@@ -8,6 +8,8 @@ nowhere. A rollout still decides who may call and until when.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -16,8 +18,7 @@ from starlette.responses import Response
 from tokenlake.api.credentials import authorized_attempt, require_control
 from tokenlake.api.ledger import now_us
 from tokenlake.api.own_route import service_of
-from tokenlake.api.proxy import Proxy
-from tokenlake.api.service import Service
+from tokenlake.api.wire import read_bytes
 from tokenlake.errors import NotFound
 from tokenlake.ids import mint_call_id
 
@@ -25,15 +26,18 @@ __all__ = ["beside", "instead"]
 
 beside = APIRouter()
 instead = APIRouter()
-_PREFIX = re.compile(rb"/ng-rollout/[^/]+(?:/training-token-capture)?")
+_PREFIX = re.compile(rb"^/ng-rollout/[^/]+(?:/training-token-capture(?=/))?")
+_DOOR = "training-token-capture/"
 _CALLS = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/messages/count_tokens")
 _METHODS = ["POST", "PUT", "PATCH", "DELETE"]
 
 
-def _proxy(service: Service) -> Proxy:
+async def _passed(request: Request, raw_path: bytes, done: Callable[[], None] | None = None) -> Response:
+    service = service_of(request)
     if service.proxy is None:
         raise NotFound("no upstream stands behind this service")
-    return service.proxy
+    body = await read_bytes(request, service.settings.max_body_bytes)
+    return service.proxy.forward(request, raw_path, body, done=done)
 
 
 def _raw_path(request: Request) -> bytes:
@@ -41,24 +45,27 @@ def _raw_path(request: Request) -> bytes:
     return raw.partition(b"?")[0]
 
 
-async def read_through(request: Request, rollout_id: str, path: str) -> Response:  # noqa: ARG001 - part of the route
+async def read_through(request: Request, rollout_id: str, path: str) -> Response:
     """A `GET` under a rollout's prefix: passes through, records nothing."""
     authorized_attempt(request, rollout_id)
-    return await _proxy(service_of(request)).forward(request, _PREFIX.sub(b"", _raw_path(request), count=1))
+    raw = _PREFIX.sub(b"", _raw_path(request))
+    if unquote_to_bytes(raw) != f"/{path.removeprefix(_DOOR)}".encode():
+        raise NotFound("an encoded slash in a rollout's prefix is not passed on")
+    return await _passed(request, raw)
 
 
 async def plain(request: Request, path: str) -> Response:  # noqa: ARG001 - part of the route
     """An unprefixed model route: the upstream's answer, for the trainer's side only."""
-    service = service_of(request)
     require_control(request)
-    return await _proxy(service).forward(request, _raw_path(request))
+    return await _passed(request, _raw_path(request))
 
 
 async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
     """A model call of a rollout that nobody captures; it counts as in flight until its last byte."""
     service = service_of(request)
     number = authorized_attempt(request, rollout_id)
-    if request.method != "POST" or path.removeprefix("training-token-capture/") not in _CALLS:
+    called = path.removeprefix(_DOOR)
+    if request.method != "POST" or called not in _CALLS:
         raise NotFound(f"{request.method} /{path} is not served under a rollout's prefix")
     attempt = service.gate.admit(rollout_id, number)
     call_id = mint_call_id()
@@ -69,7 +76,11 @@ async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
         attempt.inflight.discard(call_id)
         attempt.landed.set()
 
-    return await _proxy(service).forward(request, _PREFIX.sub(b"", _raw_path(request), count=1), done=done)
+    try:
+        return await _passed(request, f"/{called}".encode(), done)
+    except BaseException:
+        done()
+        raise
 
 
 beside.add_api_route("/ng-rollout/{rollout_id}/{path:path}", read_through, methods=["GET"])
