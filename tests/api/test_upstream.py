@@ -301,7 +301,8 @@ def test_facts_are_proven_and_registered(opened: Opener, stub: StubUpstream) -> 
     assert (facts.name, facts.version, facts.max_model_len, facts.route) == ("stub", "0.32.0", 1000, "completions")
     assert (facts.stop_ids, facts.pad_id, facts.opens_thinking) == ((9,), 77, False)
     with opened(engine=made) as door:
-        (model,) = door.service.control.models
+        (event,) = door.events("model_registered")
+        model = json.loads(event["detail"])
         assert (model["vocab_size"], model["stop_ids"]) == (None, [9])
         assert set(model) >= {"tokenizer", "template"}
         assert "model" not in model, "weights that nobody has seen have no digest"
