@@ -263,7 +263,7 @@ def test_workers_register_and_say_what_they_loaded(door: Door) -> None:
 
 
 def test_a_route_that_takes_too_long_is_504(opened: Opener) -> None:
-    with opened(control_deadline_s=0.1, seal_wait_s=5) as door:
+    with opened(control_deadline_s=0.5, seal_wait_s=30) as door:
         (rollout,) = door.register()
         door.engine.hold = True
         thread = threading.Thread(target=lambda: ask(door.agent(rollout), [U5]))

@@ -36,7 +36,7 @@ async def _passed(request: Request, raw_path: bytes, done: Callable[[], None] | 
     service = service_of(request)
     if service.proxy is None:
         raise NotFound("no upstream stands behind this service")
-    body = await read_bytes(request, service.settings.max_body_bytes)
+    body = await read_bytes(request, service.settings)
     return service.proxy.forward(request, raw_path, body, done=done)
 
 
