@@ -1,10 +1,10 @@
 """W1 for Tokenlake: calls as the gate hands them to the capture core, to durable deltas.
 
 The whole prompt is an `array('i')` and the parent's ids are bytes, as the gate splices and caches them; what was
-sampled is Python lists, as an engine gives it. Each variant does the whole of capture inside the clock: the prompt is compared
-with the parent's ids, the lists become arrays, the digests are computed, the record is appended and synced. `prepared`
-leaves out capture and stages records that were built before, which is the part that the disk's floor can be compared
-with.
+sampled is Python lists, as an engine gives it. Each variant does the whole of capture inside the clock: the prompt is
+compared with the parent's ids, the lists become arrays, the digests are computed, the record is appended and synced.
+`prepared` leaves out capture and stages records that were built before, which is the part that the disk's floor can be
+compared with.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ def test_rows_come_in_pages_of_whole_groups(door: Door) -> None:
     assert len(door.request("GET", "/api/v1/rows?limit=4").json()["rows"]) == 4
     page = door.request("GET", "/api/v1/groups?limit=2").json()
     assert ([group["group_id"] for group in page["groups"]], page["next"]) == (["a", "b"], "b")
+    assert [(group["valid"], group["group_min_wv"]) for group in page["groups"]] == [(1, 7), (1, 7)]
     rest = door.request("GET", "/api/v1/groups?limit=2&after=b").json()
     assert ([group["group_id"] for group in rest["groups"]], rest["next"]) == (["c"], None)
     with pytest.raises(NotFound):

@@ -1,5 +1,6 @@
 """The owner: one process, an index that can be lost, rows that are there whole or not at all (B26, B28, B30)."""
 
+import json
 import logging
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tokenlake.errors import FormatError, InvalidInput, LakeLocked, NotFound, QueryError, StorageFailed, TokenlakeError
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lineage import lineage_loss
 from tokenlake.store.reader import Lake
 from tokenlake.store.schema import ROW
 
@@ -77,7 +79,23 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(lake: OwnedLake) ->
     assert f"lake {lake.path} is owned by process {os.getpid()}" in line
     with pytest.raises(LakeLocked):
         OwnedLake.open(lake.path)
-    assert lake.lineage.append("policy_set")["event_seq"] == 0
+    lake.lineage.append("policy_set")
+    assert [event["event_type"] for event in lake.lineage.events()] == ["lake_opened", "policy_set"]
+
+
+def test_the_first_event_of_an_owner_says_who_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "lake"
+    for opened in (1, 2):
+        OwnedLake.open(path).close()  # decides nothing, leaves no trace
+        with OwnedLake.open(path) as lake:
+            done = lake.lineage.append_many([{"event_type": "policy_set"}, {"event_type": "policy_set"}])
+            assert [event["event_type"] for event in done] == ["policy_set", "policy_set"]
+            lake.lineage.append("policy_set")
+            events = list(lake.lineage.events())
+        assert [event["event_type"] for event in events] == ["lake_opened", *["policy_set"] * 3] * opened
+        about = json.loads(events[-4]["detail"])
+        assert (about["lake_id"], about["format_version"], about["pid"]) == (lake.lake_id, 1, os.getpid())
+        assert lineage_loss(path) == []
 
 
 OWNER = """
@@ -103,7 +121,7 @@ def test_a_killed_owner_leaves_a_lake_that_opens(tmp_path: Path) -> None:
         acknowledged = 20 + process.stdout.read().count("\n")
     with OwnedLake.open(path) as lake:
         deltas, events, _ = content(lake)
-        assert acknowledged <= len(events) <= len(deltas) <= acknowledged + 1
+        assert acknowledged + 1 <= len(events) <= len(deltas) + 1 <= acknowledged + 2  # one event is `lake_opened`
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
 
 

@@ -228,3 +228,21 @@ def test_a_deleted_segment_is_absent_after_a_refresh(root: Path, make_delta: Mak
         segment(root, 0).unlink()
         lake.refresh()
         assert lake.sql("SELECT call_id FROM deltas").fetchall() == [("c1",)]
+
+
+@pytest.mark.skipif(
+    "TOKENLAKE_BIG_TESTS" not in os.environ, reason="takes up to 12 GB of memory: set TOKENLAKE_BIG_TESTS=1"
+)
+def test_more_elements_than_32_bits_can_count_come_back_exact(root: Path, make_delta: Make) -> None:
+    """B31 at its true size: two lists that no one Arrow list column could hold together."""
+    count = 1_100_000_000
+    writer = DeltaWriter(root, "w0", segment_max_bytes=8 << 30)
+    places = [
+        writer.stage(make_delta(f"c{i}", token_ids=None, logprobs=None, token_mask=bytes([i]) * count)) for i in (0, 1)
+    ]
+    writer.close()
+    assert [place.segment for place in places] == [0, 1]
+    with Lake(root) as lake:
+        query = "SELECT call_id, len(token_mask), list_sum(token_mask) FROM deltas WHERE call_id = ?"
+        assert lake.sql(query, ["c0"]).fetchall() == [("c0", count, 0)]
+        assert lake.sql(query, ["c1"]).fetchall() == [("c1", count, count)]

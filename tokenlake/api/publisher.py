@@ -132,8 +132,8 @@ class Publisher:
     async def _count(self, group: PublishedGroup) -> None:
         if group.dropped is not None:
             return
-        text, name = sql.read("reads/published_group"), group.group_id
-        for row in (await asyncio.to_thread(fetch, self._lake, text, [name], groups=[name])).to_pylist():
+        text, names = sql.read("reads/published_groups"), [group.group_id]
+        for row in (await asyncio.to_thread(fetch, self._lake, text, [names], groups=names)).to_pylist():
             oldest, newest = row["group_min_wv"], row["group_max_wv"]
             if oldest is not None and newest is not None:
                 self._metrics.spread.set(newest - oldest)

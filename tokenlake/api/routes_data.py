@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -52,13 +53,14 @@ async def _known(service: Service, group_id: str) -> Group:
     return group
 
 
-async def _published(service: Service, group: Group) -> dict[str, Any] | None:
-    """What publishing the group came to, from the lake."""
-    if group.state != "published":
-        return None
-    text, name = sql.read("reads/published_group"), group.group_id
-    table = await asyncio.to_thread(fetch, service.lake, text, [name], groups=[name])
-    return next(iter(table.to_pylist()), None)
+async def _states(service: Service, page: Sequence[Group]) -> list[dict[str, Any]]:
+    """Groups as they are told; what publishing came to is one query for all of them."""
+    names = [group.group_id for group in page if group.state == "published"]
+    found: dict[str, dict[str, Any]] = {}
+    if names:
+        table = await asyncio.to_thread(fetch, service.lake, sql.read("reads/published_groups"), [names], groups=names)
+        found = {row["group_id"]: row for row in table.to_pylist()}
+    return [group_state(group, found.get(group.group_id)) for group in page]
 
 
 @router.get("/groups")
@@ -71,7 +73,7 @@ async def get_groups(request: Request) -> JSONResponse:
     text = sql.read("reads/group_ids")
     names = (await asyncio.to_thread(fetch, service.lake, text, [after, limit + 1])).column("group_id").to_pylist()
     page = await service.archive.look_up(names[:limit])
-    states = [group_state(group, await _published(service, group)) for group in page.values()]
+    states = await _states(service, list(page.values()))
     return JSONResponse({"groups": states, "next": names[limit - 1] if len(names) > limit else None})
 
 
@@ -81,7 +83,7 @@ async def get_group(request: Request, group_id: str) -> JSONResponse:
     credential(request)
     service = service_of(request)
     group = await _known(service, check_group_id(group_id))
-    return JSONResponse(group_state(group, await _published(service, group)))
+    return JSONResponse((await _states(service, [group]))[0])
 
 
 @router.get("/rows")

@@ -1,7 +1,7 @@
 """What an engine hands over as the raw elements that are stored: ids as int32, log-probabilities as float32.
 
-An int32 buffer (`array('i')`, a numpy int32 array) is taken as it is, without a copy. A list is packed by `struct`, which
-takes half the time of `array`.
+An int32 buffer (`array('i')`, a numpy int32 array) is taken as it is, without a copy. A list is packed by `struct`, in
+half the time that `array` takes.
 """
 
 from __future__ import annotations

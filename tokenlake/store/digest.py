@@ -40,6 +40,8 @@ _i64 = struct.Struct("<q").pack
 _f64 = struct.Struct("<d").pack
 _NULL_ARRAY = b"\xff" * 8
 _NO_NULLS = bytes(8)
+_LETS_GO = 2048
+_LARGE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,30 @@ def _parts(array: ArrayBytes | None) -> tuple[_Buffer, ...]:
     return (_u64(array.count), array.raw, struct.pack(f"<{len(array.nulls) + 1}Q", len(array.nulls), *array.nulls))
 
 
+def _sha256(parts: Sequence[_Buffer]) -> bytes:
+    """Hash of the parts, one after the other.
+
+    hashlib lets other threads run for every piece from `_LETS_GO` bytes on, and for the size of a call's arrays taking
+    turns costs many times the hashing: less than `_LARGE` is hashed without letting go.
+    """
+    if sum(map(len, parts)) >= _LARGE:
+        h = hashlib.sha256()
+        for part in parts:
+            h.update(part)
+        return h.digest()
+    data = b"".join(parts)
+    h = hashlib.sha256(data[: _LETS_GO - 1])
+    for start in range(_LETS_GO - 1, len(data), _LETS_GO - 1):
+        h.update(data[start : start + _LETS_GO - 1])
+    return h.digest()
+
+
 def chain_hash(parent: bytes | None, token_ids: ArrayBytes | None) -> bytes:
     """Hash of a whole token sequence, built one delta at a time; `parent` is None for a root. 32 bytes."""
-    h = hashlib.sha256(b"tokenlake.chain.1" + (b"\0" if parent is None else b"\1" + parent))
+    before = b"tokenlake.chain.1" + (b"\0" if parent is None else b"\1" + parent)
     if token_ids is None:
-        h.update(_NULL_ARRAY)
-    else:
-        h.update(_u64(token_ids.count))
-        h.update(token_ids.raw)
-    return h.digest()
+        return _sha256((before, _NULL_ARRAY))
+    return _sha256((before, _u64(token_ids.count), token_ids.raw))
 
 
 def canonical_extras(extras: Mapping[str, Any] | None) -> str | None:
@@ -147,7 +164,7 @@ def delta_digest(
     else:
         temperature, top_p, top_k, logprob_mode = sampling
         bound = b"\1" + _opt_float(temperature) + _opt_float(top_p) + _opt_int(top_k) + _opt_text(logprob_mode)
-    head = b"".join(
+    return _sha256(
         (
             b"tokenlake.delta.1",
             _u64(schema_version),
@@ -164,13 +181,11 @@ def delta_digest(
             bound,
             extras_digest,
             chain_hash,
+            *_parts(token_ids),
+            *_parts(token_mask),
+            *_parts(logprobs),
         )
     )
-    h = hashlib.sha256(head)
-    for array in (token_ids, token_mask, logprobs):
-        for part in _parts(array):
-            h.update(part)
-    return h.digest()
 
 
 def row_digest(
@@ -203,7 +218,7 @@ def row_digest(
     logprobs: ArrayBytes | None,
 ) -> bytes:
     """The checksum of one training row: every column of it but `published_at`. 32 bytes."""
-    head = b"".join(
+    return _sha256(
         (
             b"tokenlake.row.1",
             _u64(schema_version),
@@ -229,22 +244,26 @@ def row_digest(
             _opt_text(terminal_call_id),
             _u64(len(call_ids)),
             *(_text(call_id) for call_id in call_ids),
+            *_parts(prompt_ids_for_adv),
+            *_parts(input_ids),
+            *_parts(token_mask),
+            *_parts(logprobs),
         )
     )
-    h = hashlib.sha256(head)
-    for array in (prompt_ids_for_adv, input_ids, token_mask, logprobs):
-        for part in _parts(array):
-            h.update(part)
-    return h.digest()
 
 
 _UNBOUND = ("prev_hash", "event_hash")
-_EVENT_FIELDS = tuple((name, _text(name)) for name in LINEAGE.names if name not in _UNBOUND)
+_EVENT_FIELDS = tuple(
+    (name, _text(name) + b"t", _text(name) + b"i", _text(name) + b"f", _text(name) + b"b")
+    for name in LINEAGE.names
+    if name not in _UNBOUND
+)
+"""Each column's framed name before a text, an integer, a float and bytes."""
 
 
 @lru_cache(maxsize=256)
-def _bound_fields(names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
-    """The columns among `names` in the order of the schema, framed; events of one kind share it."""
+def _bound_fields(names: tuple[str, ...]) -> tuple[tuple[str, bytes, bytes, bytes, bytes], ...]:
+    """The columns among `names` in the order of the schema, framed for each kind; events of one type share it."""
     unknown = sorted(set(names) - set(LINEAGE.names))
     if unknown:
         raise InvalidInput(f"unknown lineage columns: {', '.join(unknown)}", columns=unknown)
@@ -258,18 +277,19 @@ def event_hash(prev_hash: bytes, event: Mapping[str, Any]) -> bytes:
     None are the same. Unknown keys are an `InvalidInput`, because they would not be bound. 32 bytes.
     """
     parts = [b"tokenlake.event.1", prev_hash]
-    for name, framed in _bound_fields(tuple(event)):
+    for name, as_text, as_integer, as_float, as_bytes in _bound_fields(tuple(event)):
         value = event[name]
         if value is None:
             continue
         if isinstance(value, str):
-            parts += (framed, b"t", _text(value))
+            raw = value.encode()
+            parts += (as_text, _u64(len(raw)), raw)
         elif isinstance(value, int):  # bool is one
-            parts += (framed, b"i", _i64(value))
+            parts += (as_integer, _i64(value))
         elif isinstance(value, float):
-            parts += (framed, b"f", _f64(value))
+            parts += (as_float, _f64(value))
         elif isinstance(value, bytes):
-            parts += (framed, b"b", _u64(len(value)), value)
+            parts += (as_bytes, _u64(len(value)), value)
         else:
             raise InvalidInput(f"lineage column {name} cannot hold a {type(value).__name__}", column=name)
     return hashlib.sha256(b"".join(parts)).digest()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +29,7 @@ from tokenlake.store.query import run_query
 from tokenlake.store.records import delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
-from tokenlake.store.schema import DELTA
+from tokenlake.store.schema import DELTA, FORMAT_VERSION
 from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS
 
 __all__ = ["OwnedLake"]
@@ -68,7 +71,9 @@ class OwnedLake:
             if create:
                 create_lake(self.path)
             self.lake_id: str = read_lake(self.path)["lake_id"]
-            self.lineage = LineageLog(self.path, _LINEAGE_WRITER, segment_max_bytes=segment_max_bytes)
+            self.lineage = LineageLog(
+                self.path, _LINEAGE_WRITER, segment_max_bytes=segment_max_bytes, opening=self._opening()
+            )
             try:
                 self._recover()
                 self._rows = RowWriter(self.path / "rows")
@@ -92,6 +97,21 @@ class OwnedLake:
     ) -> Self:
         """As the constructor."""
         return cls(path, create=create, segment_max_bytes=segment_max_bytes, segment_max_elements=segment_max_elements)
+
+    def _opening(self) -> dict[str, Any]:
+        """The event that says who writes from here on."""
+        try:
+            program = version("tokenlake")
+        except PackageNotFoundError:
+            program = "unknown"
+        about = {
+            "lake_id": self.lake_id,
+            "format_version": FORMAT_VERSION,
+            "tokenlake": program,
+            "host": socket.gethostname(),
+            "pid": self._pid,
+        }
+        return {"event_type": "lake_opened", "detail": json.dumps(about)}
 
     # ---------------------------------------------------------------- writing
 

@@ -125,11 +125,19 @@ def lineage_loss(root: Path) -> list[str]:
 class LineageLog:
     """Appends events under `LAKE/lineage/<writer>/`. Thread-safe; used only in the process that made it.
 
-    Raises `LakeLocked` while another process writes under the same name, `DamagedLake` for a log shorter than its
-    anchor.
+    `opening` is an event that goes before the first one that is written, in the same sync: who opens a lake and decides
+    nothing leaves no trace. Raises `LakeLocked` while another process writes under the same name, `DamagedLake` for a
+    log shorter than its anchor.
     """
 
-    def __init__(self, root: Path, writer: str, *, segment_max_bytes: int = SEGMENT_MAX_BYTES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        writer: str,
+        *,
+        segment_max_bytes: int = SEGMENT_MAX_BYTES,
+        opening: Mapping[str, Any] | None = None,
+    ) -> None:
         self.writer = check_writer_name(writer)
         self._pid = os.getpid()
         self._root = root
@@ -145,6 +153,7 @@ class LineageLog:
             raise
         self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
         self._commit: GroupCommit[_Events, _Events] = GroupCommit(self._flush)
+        self._opening = None if opening is None else event_columns(opening)
         self._closed = False
 
     def append(self, event_type: str, **columns: Any) -> dict[str, Any]:
@@ -209,6 +218,15 @@ class LineageLog:
         return seq, at, head
 
     def _flush(self, tickets: list[Ticket[_Events, _Events]]) -> None:
+        if self._opening is None:
+            self._write(tickets)
+            return
+        first: Ticket[_Events, _Events] = Ticket([self._opening])
+        self._write([first, *tickets])
+        if first.result is not None:
+            self._opening = None
+
+    def _write(self, tickets: list[Ticket[_Events, _Events]]) -> None:
         seq, at, head = self._seq, self._at, self._head
         ready: list[tuple[Ticket[_Events, _Events], _Events]] = []
         messages: list[Message] = []
