@@ -15,12 +15,14 @@ from tokenlake.api.rollouts import Group
 
 __all__ = ["Archive", "GroupEvents"]
 
+_EVICTED = 4096
+
 
 class GroupEvents(Protocol):
     """What is needed of a lake. Thread-safe."""
 
-    def events_of(self, groups: Sequence[str]) -> list[dict[str, Any]]:
-        """Every lineage event of some groups, in order."""
+    def events_of(self, groups: Sequence[str], *, refresh: bool) -> list[dict[str, Any]]:
+        """Every lineage event of some groups, in order; without `refresh`, those of the last one."""
         ...
 
 
@@ -37,7 +39,7 @@ class Archive:
         async with self._locks.of(group_id):
             group = self._control.groups.get(group_id)
             if group is None:
-                for event in await asyncio.to_thread(self._lake.events_of, [group_id]):
+                for event in await self._events([group_id]):
                     self._control.apply(event)
                 return self._control.groups.get(group_id)
             if group.state != "open":
@@ -50,7 +52,15 @@ class Archive:
         missing = [name for name in names if name not in self._control.groups]
         past = Control(len(missing))
         if missing:
-            for event in await asyncio.to_thread(self._lake.events_of, missing):
+            for event in await self._events(missing):
                 past.apply(event)
         known = past.groups | self._control.groups
         return {name: known[name] for name in names if name in known}
+
+    async def _events(self, names: list[str]) -> list[dict[str, Any]]:
+        """The index was up to date at the start; what came since is in memory, unless it was evicted."""
+        evicted = self._control.evicted
+        refresh = len(evicted) > _EVICTED or not evicted.isdisjoint(names)
+        if refresh:
+            evicted.clear()
+        return await asyncio.to_thread(self._lake.events_of, names, refresh=refresh)

@@ -38,6 +38,8 @@ class Control:
         self.groups: dict[str, Group] = {}
         self._room = closed_groups
         self._closed: OrderedDict[str, None] = OrderedDict()
+        self.evicted: set[str] = set()
+        """Groups that closed and had to go since `Archive` last brought the index up to date."""
         self.weight_version: int | None = None
         self.workers: dict[str, dict[str, Any]] = {}
         self.policy: dict[str, Any] = {}
@@ -63,7 +65,9 @@ class Control:
         self._closed[group_id] = None
         self._closed.move_to_end(group_id)
         while len(self._closed) > self._room:
-            del self.groups[self._closed.popitem(last=False)[0]]
+            oldest, _ = self._closed.popitem(last=False)
+            del self.groups[oldest]
+            self.evicted.add(oldest)
 
 
 def _attempt(control: Control, event: Event) -> Attempt | None:
