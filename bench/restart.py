@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.stub_engine import StubEngine
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment
 from tokenlake.ids import mint_call_id, rollout_id
-from tokenlake.ingest.capture import CaptureCore, Coords, ParentLink
+from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Engine
 from tokenlake.store.lake import OwnedLake
 
@@ -40,23 +42,21 @@ class Start:
     """Seconds to make the service: the fold of open groups."""
     rollouts: int
     """Open rollouts it knows."""
-    memory: int
-    """Bytes the service's state takes."""
 
 
-def fill(lake: OwnedLake, rollouts: int, *, closed: bool, tag: str) -> None:
-    """Add groups of eight rollouts of four calls."""
+def fill(lake: OwnedLake, rollouts: int, *, closed: bool, tag: str, tokens: int = 8) -> None:
+    """Add groups of eight rollouts of four calls, each of which samples `tokens`."""
     core = CaptureCore(lake.delta_writer("embedded"))
     batch: list[dict[str, Any]] = []
     for number in range(rollouts // _N):
-        batch += _group(core, f"{tag}{number}", closed=closed)
+        batch += _group(core, f"{tag}{number}", tokens, closed=closed)
         if len(batch) >= _EVENTS_AT_ONCE:
             lake.lineage.append_many(batch)
             batch.clear()
     lake.lineage.append_many(batch)
 
 
-def _group(core: CaptureCore, group_id: str, *, closed: bool) -> Iterator[dict[str, Any]]:
+def _group(core: CaptureCore, group_id: str, tokens: int, *, closed: bool) -> Iterator[dict[str, Any]]:
     yield {"event_type": "group_registered", "group_id": group_id, "n": _N, "purpose": "train"}
     names = [rollout_id(group_id, index) for index in range(_N)]
     for name in names:
@@ -64,7 +64,7 @@ def _group(core: CaptureCore, group_id: str, *, closed: bool) -> Iterator[dict[s
     for name in names:
         last = None
         for turn in range(_CALLS):
-            last = _call(core, name, turn, last)
+            last = _call(core, name, tokens, last)
             yield _committed(group_id, turn, last)
         if closed and last is not None:
             yield {
@@ -81,7 +81,7 @@ def _group(core: CaptureCore, group_id: str, *, closed: bool) -> Iterator[dict[s
         yield {"event_type": "group_dropped", "group_id": group_id, "n": _N, "reason": "aborted"}
 
 
-def _call(core: CaptureCore, name: str, turn: int, last: Coords | None) -> Coords:
+def _call(core: CaptureCore, name: str, tokens: int, last: Coords | None) -> Coords:
     parent = None
     if last is not None and last.chain_hash is not None:
         parent = ParentLink(
@@ -94,9 +94,9 @@ def _call(core: CaptureCore, name: str, turn: int, last: Coords | None) -> Coord
     ticket = core.begin(rollout_id=name, attempt=0, call_id=mint_call_id(), parent=parent)
     return core.complete(
         ticket,
-        prompt_token_ids=range(16 * turn + 8),
-        token_ids=range(8),
-        logprobs=[-0.5] * 8,
+        prompt_token_ids=range((0 if last is None else last.cum_len) + 8),
+        token_ids=range(tokens),
+        logprobs=[-0.5] * tokens,
         finish_reason="stop",
         weight_version=1,
         weight_version_end=1,
@@ -128,7 +128,7 @@ def measure(path: Path, engine: Engine) -> Start:
         service = Service(lake, engine, environment=environment)
         made = time.monotonic()
         rollouts = sum(len(group.rollouts) for group in service.control.groups.values() if group.state == "open")
-        return Start(lake_s=opened - began, service_s=made - opened, rollouts=rollouts, memory=0)
+        return Start(lake_s=opened - began, service_s=made - opened, rollouts=rollouts)
 
 
 def main() -> None:
@@ -138,8 +138,6 @@ def main() -> None:
     parser.add_argument("--closed", type=int, nargs="+", default=[0, 1000, 10_000, 100_000], help="closed rollouts")
     parser.add_argument("--dir", type=Path, default=None, help="where to write (default: a temporary folder)")
     arguments = parser.parse_args()
-    from tests.api.scripted_engine import ScriptedEngine
-
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         for closed in arguments.closed:
             path = Path(folder) / str(closed)
@@ -149,7 +147,7 @@ def main() -> None:
                 fill(lake, arguments.open, closed=False, tag="o")
             filled = time.monotonic() - began
             for _ in range(2):
-                start = measure(path, ScriptedEngine())
+                start = measure(path, StubEngine())
                 print(
                     f"{closed:>9} closed  {start.rollouts:>6} open  lake {start.lake_s:7.3f} s  "
                     f"service {start.service_s:7.3f} s  (filled in {filled:.0f} s)"
