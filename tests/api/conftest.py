@@ -10,9 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from openai import OpenAI
+from starlette.requests import Request
 
 from tests.api.scripted_engine import ScriptedEngine
+from tokenlake.api import serve
 from tokenlake.api.client import Client
 from tokenlake.api.serve import Running, embedded
 from tokenlake.api.service import Service
@@ -113,3 +116,22 @@ def opened(tmp_path: Path) -> Opener:
 def door(opened: Opener) -> Iterator[Door]:
     with opened() as made:
         yield made
+
+
+@pytest.fixture(params=[False, True], ids=["bare", "behind-function-middleware"])
+def hung(request: pytest.FixtureRequest, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param:
+        plain = serve.create_app
+
+        def wrapped(service: Service) -> FastAPI:
+            app = plain(service)
+
+            @app.middleware("http")
+            async def nothing(request: Request, call_next: Any) -> Any:
+                return await call_next(request)
+
+            return app
+
+        monkeypatch.setattr(serve, "create_app", wrapped)
+    with opened() as door:
+        yield door

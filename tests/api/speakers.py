@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import anthropic
 import openai
@@ -51,7 +51,7 @@ class Said:
 class Speaker:
     name = ""
     path = ""
-    finishes: dict[str, str] = {}
+    finishes: ClassVar[dict[str, str]] = {}
 
     def __init__(self, door: Door, rollout: dict[str, Any], **more: Any) -> None:
         self.door = door
@@ -93,7 +93,7 @@ class Speaker:
 
 class ChatSpeaker(Speaker):
     name, path = "chat", "/v1/chat/completions"
-    finishes = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+    finishes: ClassVar = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
     @property
     def client(self) -> openai.OpenAI:
@@ -154,7 +154,7 @@ class ChatSpeaker(Speaker):
 
 class ResponsesSpeaker(Speaker):
     name, path = "responses", "/v1/responses"
-    finishes = {"stop": "completed", "length": "incomplete", "tool_calls": "completed"}
+    finishes: ClassVar = {"stop": "completed", "length": "incomplete", "tool_calls": "completed"}
 
     @property
     def client(self) -> openai.OpenAI:
@@ -224,7 +224,7 @@ class ResponsesSpeaker(Speaker):
 
 class AnthropicSpeaker(Speaker):
     name, path = "anthropic", "/v1/messages"
-    finishes = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+    finishes: ClassVar = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
     @property
     def client(self) -> anthropic.Anthropic:

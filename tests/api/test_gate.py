@@ -11,15 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
-from starlette.requests import Request
 
 from tests.api.conftest import Door, Opener
 from tests.api.scripted_engine import ScriptedEngine, text
 from tests.api.test_chat import U5, U6, ask, echo
 from tests.api.test_lifecycle import call_id, wait_for
-from tokenlake.api import serve
-from tokenlake.api.service import Service
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.coords import Coords
 
@@ -86,25 +82,6 @@ def hang_up(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]])
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head.encode() + body)
     return connection
-
-
-@pytest.fixture(params=[False, True], ids=["bare", "behind-function-middleware"])
-def hung(request: pytest.FixtureRequest, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> Any:
-    if request.param:
-        plain = serve.create_app
-
-        def wrapped(service: Service) -> FastAPI:
-            app = plain(service)
-
-            @app.middleware("http")
-            async def nothing(request: Request, call_next: Any) -> Any:
-                return await call_next(request)
-
-            return app
-
-        monkeypatch.setattr(serve, "create_app", wrapped)
-    with opened() as door:
-        yield door
 
 
 def test_a_client_that_hangs_up_before_the_first_token_aborts_the_generation(hung: Door) -> None:
