@@ -69,7 +69,8 @@ def in_sql(groups: Groups, seed: int) -> list[dict[str, Any]]:
 def _connected() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     con.register("ready_rows", SCHEMA.empty_table())
-    con.execute(sql.read("views/advantages"))
+    for name in ("ordered_sum", "advantages"):
+        con.execute(sql.read(f"views/{name}"))
     return con
 
 

@@ -11,7 +11,7 @@ Source of the baselines: GRPO (arXiv:2402.03300), and RLOO (arXiv:2402.14740) fo
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from tokenlake.errors import ConfigError, MissingExtra
 
@@ -45,9 +45,11 @@ def group_advantages(
         raise ConfigError(f"baseline must be mean or leave_one_out, not {baseline!r}")
     values = rewards.detach().to(torch.float64).cpu()
     valid = sample_mask.detach().cpu() == 1
-    groups, place = torch.unique(group_index.detach().cpu(), return_inverse=True)
+    numbers: dict[int, int] = {}
+    indices: Any = group_index.detach().cpu()
+    place = torch.tensor([numbers.setdefault(each, len(numbers)) for each in indices.tolist()], dtype=torch.int64)
     votes = valid if segment_index is None else valid & (segment_index.detach().cpu() == 0)
-    table, count = _sorted_by_group(values[votes], place[votes], len(groups))
+    table, count = _sorted_by_group(values[votes], place[votes], len(numbers))
     average = _fold(table, count) / count
     last = (count - 1).clamp(min=0)
     lowest, highest = table[:, 0], table.gather(1, last[:, None])[:, 0]
@@ -56,7 +58,7 @@ def group_advantages(
     if normalize:
         scale = torch.maximum(average - lowest, highest - average)
         scaled = (table - average[:, None]) / scale[:, None]
-        variance = _fold(scaled * scaled, count) / (count - 1)
+        variance: Any = _fold(scaled * scaled, count) / (count - 1)
         # torch's own square root may be off by the last bit; that of C, and of DuckDB, is not.
         deviation = values.new_tensor([math.sqrt(each) if each > 0 else math.nan for each in variance.tolist()])
         distance = distance / scale[place] / deviation[place]

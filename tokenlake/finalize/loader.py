@@ -1,25 +1,27 @@
-"""The torch loader: ready rows as batches of whole groups, in a pinned order.
+"""The torch loader: ready rows as batches of whole groups, each group once, in a pinned order.
 
-Source of the contract: `IterableDataset` of torch (its workers split the groups among themselves through
-`get_worker_info`), and distributed ranks, which split before the workers do. A group is never split and never seen
-twice. The lake is opened where iteration happens, so the loader can be pickled, spawned and forked.
+Source of the contract: `IterableDataset` of torch (worker processes share the groups through `get_worker_info`), and
+distributed ranks, which share them before the workers do. A group's share follows from its place in the order of
+publication, which only grows: shares do not move while groups are being published. The source is opened where
+iteration happens, so a loader can be pickled, spawned and forked.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import hashlib
 import os
-import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from tokenlake import sql
 from tokenlake.errors import ConfigError, MissingExtra
-from tokenlake.store.reader import Lake
+from tokenlake.finalize.sources import LakeSource, ServiceSource, Source
+from tokenlake.finalize.tensors import Batch, packed, padded
 
 try:
-    import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingExtra("the loader needs torch: pip install 'tokenlake[torch]'") from error
@@ -27,69 +29,62 @@ except ImportError as error:
 __all__ = ["Batch", "RowLoader"]
 
 
-class Batch(TypedDict):
-    """`groups_per_batch` whole groups; R rows (placeholders included), T tokens of the longest row, padded right."""
-
-    input_ids: torch.Tensor
-    """int64 [R, T]; `pad_id` beyond a row's length."""
-    token_mask: torch.Tensor
-    """float32 [R, T]; 1 on sampled tokens that are trained."""
-    logprobs: torch.Tensor
-    """float32 [R, T]; the sampler's, 0.0 wherever `token_mask` is 0."""
-    attention_mask: torch.Tensor
-    """int64 [R, T]; 1 on tokens, 0 on padding."""
-    lengths: torch.Tensor
-    """int64 [R]."""
-    sample_mask: torch.Tensor
-    """float32 [R]; 1 valid, 0 placeholder."""
-    rewards: torch.Tensor
-    """float32 [R]; 0.0 on a placeholder, which `sample_mask` takes out."""
-    weight_version_min: torch.Tensor
-    """int64 [R]; -1 where unknown."""
-    group_index: torch.Tensor
-    """int64 [R]; which of the batch's groups a row belongs to."""
-    sample_ids: list[str]
-    group_ids: list[str]
-    """The batch's groups, in the order of `group_index`."""
-    reasons: list[str | None]
-
-
 class RowLoader(IterableDataset[Batch]):
-    """Iterates a lake's ready rows once, in whole groups.
+    """Iterates over ready rows in whole groups; iterating again goes on with what was published since.
 
-    `path`: the lake. `groups_per_batch`: groups in a batch. `pad_id`: what fills the end of shorter rows; None takes
-    the registered model's, else 0. `seed`: shuffles the groups with this seed; None keeps the order of publication.
-    `purpose`: `train`, `eval`, or None for both. `rank`, `world_size`: this process's share of the groups.
-    `state_dict()` and `load_state_dict()` continue after the groups already handed out by this loader object; with
-    worker processes the training process counts by calling `advance` for each batch it has used.
+    `source`: a lake's folder, or the URL of a service, which needs its `token`. `groups_per_batch`: groups in a batch.
+    `pad_id`: what fills the rest of a sequence; None takes the registered model's, else 0. `seed`: shuffles the groups;
+    None keeps the order of publication. `purpose`: `train`, `eval`, or None for both. `groups`: these and no others, in
+    this order (what a claim gave), shared out by their place in it. `rank`, `world_size`: this process's share.
+    `pack_tokens`: pack valid rows into sequences of this many tokens. `token_versions`: fill `weight_versions`.
+    `prefetch`: batches made ahead by a thread. Raises `ConfigError` for what does not fit together.
+
+    `state_dict()` and `load_state_dict()` continue after the groups already handed out by this object. With worker
+    processes the training process counts by calling `advance` for each batch it has used.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        source: str | os.PathLike[str],
         *,
+        token: str | None = None,
         groups_per_batch: int = 1,
         pad_id: int | None = None,
         seed: int | None = None,
         purpose: str | None = "train",
+        groups: Sequence[str] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        pack_tokens: int | None = None,
+        token_versions: bool = False,
+        prefetch: int = 0,
     ) -> None:
-        if groups_per_batch < 1:
-            raise ConfigError("groups_per_batch must be at least 1")
+        for name, value in (("groups_per_batch", groups_per_batch), ("pack_tokens", pack_tokens)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} is outside world_size {world_size}")
-        self._path = Path(path)
+        if groups is not None and seed is not None:
+            raise ConfigError("groups have an order of their own: give no seed")
+        self._url = source if isinstance(source, str) and source.startswith(("http://", "https://")) else None
+        if self._url is not None and token is None:
+            raise ConfigError("a service needs its control token")
+        self._source = source
+        self._token = token
         self._groups_per_batch = groups_per_batch
         self._pad_id = pad_id
         self._seed = seed
         self._purpose = purpose
+        self._groups = None if groups is None else list(groups)
         self._rank = rank
         self._world_size = world_size
+        self._pack_tokens = pack_tokens
+        self._token_versions = token_versions
+        self._prefetch = prefetch
         self._done: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Which groups were handed out, and the order they came in."""
+        """Which groups were handed out, and the order they came in; JSON-able."""
         return {"seed": self._seed, "done": list(self._done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -104,72 +99,49 @@ class RowLoader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
-        shares = self._world_size * (1 if worker is None else worker.num_workers)
-        share = self._rank if worker is None else self._rank * worker.num_workers + worker.id
-        lake = Lake(self._path)
-        try:
-            pad_id = self._pad_id if self._pad_id is not None else _registered_pad(lake)
-            groups = [row[0] for row in lake.sql(sql.read("reads/ready_groups"), [self._purpose]).fetchall()]
-            if self._seed is not None:
-                random.Random(self._seed).shuffle(groups)
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        batches = self._batches(number, workers)
+        for batch in _ahead(batches, self._prefetch) if self._prefetch > 0 else batches:
+            if worker is None:
+                self.advance(batch)
+            yield batch
+
+    def _batches(self, worker: int, workers: int) -> Generator[Batch]:
+        with contextlib.closing(self._opened()) as source:
+            pad_id = source.pad_id() if self._pad_id is None else self._pad_id
+            order = source.groups(self._purpose) if self._groups is None else self._groups
+            share, shares = self._rank + worker * self._world_size, self._world_size * workers
             done = set(self._done)
-            mine = [group for group in groups[share::shares] if group not in done]
+            mine = [group for group in order[share::shares] if group not in done]
+            if self._seed is not None:
+                mine.sort(key=self._shuffled)
             for start in range(0, len(mine), self._groups_per_batch):
-                batch = _load(lake, mine[start : start + self._groups_per_batch], pad_id)
-                if worker is None:
-                    self.advance(batch)
+                names = mine[start : start + self._groups_per_batch]
+                table = source.rows(names)
+                runs = source.versions(names) if self._token_versions else ()
+                if self._pack_tokens is None:
+                    yield padded(table, names, pad_id, runs)
+                else:
+                    yield packed(table, names, pad_id, self._pack_tokens, runs)
+
+    def _opened(self) -> Source:
+        if self._url is not None:
+            return ServiceSource(self._url, self._token or "")
+        return LakeSource(Path(self._source))
+
+    def _shuffled(self, group_id: str) -> bytes:
+        """A key that puts groups in an order of the seed, which a group published later does not change."""
+        return hashlib.sha256(f"{self._seed}:{group_id}".encode()).digest()
+
+
+def _ahead(batches: Generator[Batch], depth: int) -> Iterator[Batch]:
+    """The same batches, made by a thread up to `depth` ahead; what goes wrong there is raised here."""
+    with contextlib.closing(batches), ThreadPoolExecutor(1, thread_name_prefix="tokenlake-prefetch") as pool:
+        waiting = deque(pool.submit(next, batches, None) for _ in range(depth))
+        try:
+            while (batch := waiting.popleft().result()) is not None:
+                waiting.append(pool.submit(next, batches, None))
                 yield batch
         finally:
-            lake.close()
-
-
-def _registered_pad(lake: Lake) -> int:
-    found = lake.sql(sql.read("reads/pad_id")).fetchall()
-    return int(found[0][0] or 0) if found else 0
-
-
-def _load(lake: Lake, groups: list[str], pad_id: int) -> Batch:
-    table = lake.sql(sql.read("reads/ready_rows_of"), [groups]).to_arrow_table()
-    columns: dict[str, list[Any]] = {
-        name: table.column(name).to_pylist()
-        for name in ("sample_id", "group_id", "reason", "reward", "sample_mask", "weight_version_min")
-    }
-    rows = table.num_rows
-    arrays = {name: _arrays(table.column(name)) for name in ("input_ids", "token_mask", "logprobs")}
-    lengths = torch.tensor([len(ids) for ids in arrays["input_ids"]], dtype=torch.int64)
-    width = int(lengths.max()) if rows else 0
-    input_ids = torch.full((rows, width), pad_id, dtype=torch.int64)
-    token_mask = torch.zeros((rows, width), dtype=torch.float32)
-    logprobs = torch.zeros((rows, width), dtype=torch.float32)
-    for row, ids in enumerate(arrays["input_ids"]):
-        length = len(ids)
-        input_ids[row, :length] = ids
-        token_mask[row, :length] = arrays["token_mask"][row]
-        logprobs[row, :length] = arrays["logprobs"][row]
-    position = {group: index for index, group in enumerate(groups)}
-    return Batch(
-        input_ids=input_ids,
-        token_mask=token_mask,
-        logprobs=logprobs,
-        attention_mask=(torch.arange(width)[None, :] < lengths[:, None]).to(torch.int64),
-        lengths=lengths,
-        sample_mask=torch.tensor(columns["sample_mask"], dtype=torch.float32),
-        rewards=torch.tensor([0.0 if r is None else r for r in columns["reward"]], dtype=torch.float32),
-        weight_version_min=torch.tensor(
-            [-1 if v is None else v for v in columns["weight_version_min"]], dtype=torch.int64
-        ),
-        group_index=torch.tensor([position[group] for group in columns["group_id"]], dtype=torch.int64),
-        sample_ids=columns["sample_id"],
-        group_ids=groups,
-        reasons=columns["reason"],
-    )
-
-
-def _arrays(column: Any) -> list[torch.Tensor]:
-    """One tensor a row, over the Arrow buffers themselves; never combines chunks of a list column."""
-    tensors: list[torch.Tensor] = []
-    for chunk in column.chunks:
-        flat = torch.from_dlpack(chunk.values)
-        offsets = chunk.offsets.to_pylist()
-        tensors += [flat[begin:end] for begin, end in itertools.pairwise(offsets)]
-    return tensors
+            for each in waiting:
+                each.cancel()

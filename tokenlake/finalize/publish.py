@@ -106,6 +106,7 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
     rows, counts, drops = (
         sql.read(f"reads/{name}") for name in ("rows_to_publish", "published_counts", "dropped_groups")
     )
+    dropped: dict[str, dict[str, Any]] = {}
     con = lake.connect(groups=due, query=rows + counts + drops)
     try:
         table = con.sql(rows, params=[now, due]).to_arrow_table()
@@ -113,13 +114,14 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
         con.register("due_rows", table)
         verdicts = con.sql(counts, params=[due]).to_arrow_table().to_pylist()
         absent = [verdict["group_id"] for verdict in verdicts if verdict["published"] == 0]
-        dropped = con.sql(drops, params=[absent]).to_arrow_table().to_pylist() if absent else []
+        if absent:
+            found: list[dict[str, Any]] = con.sql(drops, params=[absent]).to_arrow_table().to_pylist()
+            dropped = {each["group_id"]: each for each in found}
     finally:
         con.close()
-    why = {each["group_id"]: each for each in dropped}
     results: list[PublishedGroup] = []
     for verdict in verdicts:
-        drop = why.get(verdict["group_id"])
+        drop = dropped.get(verdict["group_id"])
         if drop is None and verdict["published"] != verdict["n"]:
             raise DamagedLake(
                 f"group {verdict['group_id']} in {lake.path} would publish {verdict['published']} rows instead of "

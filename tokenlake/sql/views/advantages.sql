@@ -4,7 +4,7 @@
 --   run over rewards in order of their value, so that no order of rows changes a bit; a rollout counts once, however
 --   many segments it has. `trained_tokens`: what a row adds to the denominator of the loss
 -- grain: row
--- reads: ready_rows
+-- reads: ready_rows, ordered_sum
 CREATE OR REPLACE VIEW advantages AS
 WITH grouped AS (
     SELECT
@@ -27,7 +27,7 @@ averaged AS (
         len(rewards) AS valid,
         CASE
             WHEN sample_mask = 1 AND rewards[1] <> rewards[len(rewards)]
-                THEN list_reduce(rewards, LAMBDA total, each: total + each, 0.0::DOUBLE) / len(rewards)
+                THEN ordered_sum(rewards) / len(rewards)
         END AS average
     FROM grouped
 ),
@@ -41,20 +41,20 @@ measured AS (
     FROM averaged
 ),
 
+scaled_rewards AS (
+    SELECT
+        *,
+        list_transform(rewards, LAMBDA each: (each - average) / scale) AS scaled
+    FROM measured
+),
+
 normalized AS (
     SELECT
         *,
         distance
         / scale
-        / sqrt(
-            list_reduce(
-                list_transform(rewards, LAMBDA each: ((each - average) / scale) * ((each - average) / scale)),
-                LAMBDA total, each: total + each,
-                0.0::DOUBLE
-            )
-            / (valid - 1)
-        ) AS deviations
-    FROM measured
+        / sqrt(ordered_sum(list_transform(scaled, LAMBDA each: each * each)) / (valid - 1)) AS deviations
+    FROM scaled_rewards
 )
 
 SELECT

@@ -1,0 +1,204 @@
+"""Rows as tensors: padded to a rectangle, or packed many to a sequence.
+
+A row's arrays are tensors over the Arrow buffers themselves (DLPack), so over the memory map where the rows come from a
+folder; the only copy is the one into the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import pyarrow as pa
+
+from tokenlake.errors import ConfigError, MissingExtra
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtra("the loader needs torch: pip install 'tokenlake[torch]'") from error
+
+__all__ = ["Batch", "NextToken", "next_token", "packed", "padded"]
+
+Runs = Sequence[Mapping[str, Any]]
+_UNKNOWN = -1
+
+
+class Batch(TypedDict):
+    """Whole groups: R rows, placeholders included, in S sequences of T positions.
+
+    Padded: S = R, a row a sequence from its start. Packed: a valid row lies at `row_start` of the sequence
+    `row_sequence`, among others; a placeholder, which trains nothing, lies nowhere.
+    """
+
+    input_ids: torch.Tensor
+    """int64 [S, T]; `pad_id` where no row is."""
+    token_mask: torch.Tensor
+    """float32 [S, T]; 1 on sampled tokens."""
+    logprobs: torch.Tensor
+    """float32 [S, T]; the sampler's, 0.0 wherever `token_mask` is 0."""
+    weight_versions: torch.Tensor
+    """int64 [S, T]; the version a token was sampled under, -1: not sampled, unknown, or not asked for."""
+    attention_mask: torch.Tensor
+    """int64 [S, T]; 1 on tokens, 0 where no row is."""
+    position_ids: torch.Tensor
+    """int64 [S, T]; a token's place in its row, from 0; 0 where no row is."""
+    sequence_ids: torch.Tensor
+    """int64 [S, T]; the row a token belongs to, counted from 1 within its sequence; 0 where no row is."""
+    row_sequence: torch.Tensor
+    """int64 [R]; the sequence a row lies in, -1: in none."""
+    row_start: torch.Tensor
+    """int64 [R]; where it begins there."""
+    lengths: torch.Tensor
+    """int64 [R]; tokens."""
+    sample_mask: torch.Tensor
+    """float32 [R]; 1 valid, 0 placeholder."""
+    rewards: torch.Tensor
+    """float64 [R]; 0.0 on a placeholder, which `sample_mask` takes out."""
+    weight_version_min: torch.Tensor
+    """int64 [R]; -1 where unknown."""
+    group_index: torch.Tensor
+    """int64 [R]; which of the batch's groups a row belongs to."""
+    segment_index: torch.Tensor
+    """int64 [R]; 0 unless a rollout has several rows."""
+    sample_ids: list[str]
+    group_ids: list[str]
+    """The batch's groups, in the order of `group_index`."""
+    reasons: list[str | None]
+
+
+class NextToken(NamedTuple):
+    """What a causal model is trained on: at each position the token after it. [S, T-1] each."""
+
+    inputs: torch.Tensor
+    """int64; what the model reads, with `position_ids` and `sequence_ids` of the batch cut the same way."""
+    targets: torch.Tensor
+    """int64; the next token."""
+    mask: torch.Tensor
+    """float32; 1 where the next token was sampled and is of the same row."""
+    logprobs: torch.Tensor
+    """float32; the sampler's, of the targets."""
+    weight_versions: torch.Tensor
+    """int64; of the targets."""
+
+
+def next_token(batch: Batch) -> NextToken:
+    """A batch shifted by one: a row's first token is nobody's target, also where rows are packed."""
+    rows = batch["sequence_ids"]
+    same = (rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] > 0)
+    return NextToken(
+        inputs=batch["input_ids"][:, :-1],
+        targets=batch["input_ids"][:, 1:],
+        mask=batch["token_mask"][:, 1:] * same,
+        logprobs=batch["logprobs"][:, 1:],
+        weight_versions=batch["weight_versions"][:, 1:],
+    )
+
+
+def padded(table: pa.Table, groups: Sequence[str], pad_id: int, runs: Runs = ()) -> Batch:
+    """A row a sequence, padded right to the longest."""
+    lengths = _lengths(table)
+    places = [(row, 0) for row in range(len(lengths))]
+    return _laid_out(table, groups, pad_id, runs, places, len(lengths), max(lengths, default=0))
+
+
+def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs: Runs = ()) -> Batch:
+    """Valid rows in as few sequences of `width` positions as taking each into the first with room for it gives.
+
+    Raises `ConfigError` for a row that is longer.
+    """
+    room: list[int] = []
+    places: list[tuple[int, int]] = []
+    names, valid = table.column("sample_id").to_pylist(), table.column("sample_mask").to_pylist()
+    for length, name, counts in zip(_lengths(table), names, valid, strict=True):
+        if not counts:
+            places.append((-1, 0))
+            continue
+        if length > width:
+            raise ConfigError(f"row {name} has {length} tokens, more than pack_tokens {width}", sample_id=name)
+        sequence = next((number for number, left in enumerate(room) if left >= length), len(room))
+        if sequence == len(room):
+            room.append(width)
+        places.append((sequence, width - room[sequence]))
+        room[sequence] -= length
+    return _laid_out(table, groups, pad_id, runs, places, len(room), width)
+
+
+def _laid_out(
+    table: pa.Table,
+    groups: Sequence[str],
+    pad_id: int,
+    runs: Runs,
+    places: Sequence[tuple[int, int]],
+    sequences: int,
+    width: int,
+) -> Batch:
+    shape = (sequences, width)
+    input_ids = torch.full(shape, pad_id, dtype=torch.int64)
+    token_mask, logprobs = torch.zeros(shape), torch.zeros(shape)
+    positions, rows = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    versions = torch.full(shape, _UNKNOWN, dtype=torch.int64)
+    arrays = zip(*(_arrays(table.column(name)) for name in ("input_ids", "token_mask", "logprobs")), strict=True)
+    held = [0] * sequences
+    for (sequence, start), (ids, mask, given) in zip(places, arrays, strict=True):
+        if sequence < 0:
+            continue
+        held[sequence] += 1
+        part = slice(start, start + len(ids))
+        input_ids[sequence, part], token_mask[sequence, part], logprobs[sequence, part] = ids, mask, given
+        positions[sequence, part] = torch.arange(len(ids))
+        rows[sequence, part] = held[sequence]
+    columns: dict[str, list[Any]] = {
+        name: table.column(name).to_pylist()
+        for name in (
+            "sample_id",
+            "segment_index",
+            "group_id",
+            "reason",
+            "reward",
+            "sample_mask",
+            "weight_version_min",
+        )
+    }
+    place_of = dict(zip(zip(columns["sample_id"], columns["segment_index"], strict=True), places, strict=True))
+    for run in runs:
+        sequence, start = place_of[run["sample_id"], run["segment_index"]]
+        if sequence >= 0:
+            versions[sequence, start + run["begins"] : start + run["ends"]] = run["weight_version"]
+    index = {group: number for number, group in enumerate(groups)}
+    return Batch(
+        input_ids=input_ids,
+        token_mask=token_mask,
+        logprobs=logprobs,
+        weight_versions=versions,
+        attention_mask=(rows > 0).to(torch.int64),
+        position_ids=positions,
+        sequence_ids=rows,
+        row_sequence=torch.tensor([place[0] for place in places], dtype=torch.int64),
+        row_start=torch.tensor([place[1] for place in places], dtype=torch.int64),
+        lengths=torch.tensor(_lengths(table), dtype=torch.int64),
+        sample_mask=torch.tensor(columns["sample_mask"], dtype=torch.float32),
+        rewards=torch.tensor([0.0 if each is None else each for each in columns["reward"]], dtype=torch.float64),
+        weight_version_min=torch.tensor(
+            [_UNKNOWN if each is None else each for each in columns["weight_version_min"]], dtype=torch.int64
+        ),
+        group_index=torch.tensor([index[group] for group in columns["group_id"]], dtype=torch.int64),
+        segment_index=torch.tensor(columns["segment_index"], dtype=torch.int64),
+        sample_ids=columns["sample_id"],
+        group_ids=list(groups),
+        reasons=columns["reason"],
+    )
+
+
+def _lengths(table: pa.Table) -> list[int]:
+    return [length for chunk in table.column("input_ids").chunks for length in chunk.value_lengths().to_pylist()]
+
+
+def _arrays(column: pa.ChunkedArray) -> list[torch.Tensor]:
+    """One tensor a row, over the Arrow buffers themselves; never combines chunks of a list column."""
+    tensors: list[torch.Tensor] = []
+    for chunk in column.chunks:
+        flat = torch.from_dlpack(chunk.values)
+        tensors += [flat[begin:end] for begin, end in itertools.pairwise(chunk.offsets.to_pylist())]
+    return tensors
