@@ -134,7 +134,7 @@ def test_a_check_is_never_null_and_every_call_has_one_verdict(whole: duckdb.Duck
 
 def test_a_verdict_is_the_first_failed_check_and_agrees_with_the_checks(whole: duckdb.DuckDBPyConnection) -> None:
     apart = """
-        SELECT call_verdicts.call_id
+        SELECT group_id, rollout_id, attempt, call_id
         FROM call_verdicts
         INNER JOIN call_checks USING (group_id, rollout_id, attempt, call_id)
         GROUP BY ALL
