@@ -96,6 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     _lake(inspect)
     inspect.add_argument("rollout_id", metavar="ROLLOUT_ID")
 
+    compact = command("compact", "tokenlake.api.upkeep:compact", "rewrite small batches as large ones")
+    _lake(compact)
+
+    gc = command("gc", "tokenlake.api.upkeep:gc", "remove the deltas of closed groups; rows and lineage stay")
+    _lake(gc)
+    gc.add_argument("--older-than", type=float, metavar="SECONDS", help="closed this long ago")
+    gc.add_argument("--below-version", type=int, metavar="V", help="the group's newest weight version is below this")
+    gc.add_argument("--consumed", action="store_true", help="a consumer has consumed its rows")
+    gc.add_argument("--group", action="append", default=[], metavar="G", help="this group; may be repeated")
+    gc.add_argument("--rollout", action="append", default=[], metavar="R", help="this rollout; may be repeated")
+
+    backup = command("backup", "tokenlake.api.upkeep:backup", "a consistent copy, also while a service writes")
+    _lake(backup)
+    backup.add_argument("target", type=Path, metavar="TARGET", help="the copy's directory; it must not exist yet")
+
     rebuild = command(
         "rebuild", "tokenlake.api.commands:rebuild", "drop the index and build it again from the Arrow files"
     )

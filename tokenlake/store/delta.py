@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from tokenlake.store.schema import SCHEMA_VERSION
 
-__all__ = ["Delta", "Place", "Sampling"]
+__all__ = ["Delta", "DeltaId", "Place", "Sampling"]
 
 Sampling = tuple[float | None, float | None, int | None, str | None]
 """temperature, top_p, top_k, logprob mode; None where the engine does not tell."""
+
+DeltaId = tuple[str, int, str]
+"""rollout_id, attempt and call_id of a delta."""
 
 _Buffer = bytes | bytearray | memoryview
 
@@ -72,4 +75,4 @@ class Place:
     byte_length: int
     """Bytes of the whole message: metadata and body."""
     batch_row: int = 0
-    """Row within the message's batch; 0 until compaction."""
+    """Row within the message's batch; compaction makes batches of many."""

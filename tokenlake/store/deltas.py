@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 from collections import OrderedDict
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 
@@ -33,11 +35,16 @@ from tokenlake.store.segment import (
 )
 from tokenlake.store.walk import walk
 
-__all__ = ["DeltaWriter", "check_writer_name", "make_directory", "read_place", "segment_name"]
+__all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "make_directory", "read_place", "segment_name"]
+
+COMPACTED = "_compacted"
+"""The folder of segments that compaction wrote; no writer can have this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MAX_MESSAGE = 2**31 - 1
 _Item = tuple[Delta, bytes, int]
+_Known = tuple[str, int, int, int, int]
+"""Folder, segment, offset, length and row of a record."""
 
 
 def check_writer_name(name: str) -> str:
@@ -94,18 +101,22 @@ class DeltaWriter:
     ) -> None:
         self.name = check_writer_name(name)
         self._pid = os.getpid()
+        self._root = root
         self._what = f"writer {name} of lake {root}"
         directory = root / "deltas" / name
         make_directory(directory)
         self._lock = DirectoryLock(directory / "writer.lock", self._what)
         self._maps = SegmentMaps(root)
         recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
-        self._places: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
+        self._places: OrderedDict[int, _Known] = OrderedDict()
         self._remember = remember
+        self._learned: set[int] = set()
         if remember is None:
-            self._load(directory)
+            self._load(name)
+            self._learn_moved()
         self._segments = SegmentWriter(directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements)
         self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
+        self._turn = threading.Lock()
         self._closed = False
 
     @property
@@ -133,16 +144,26 @@ class DeltaWriter:
 
     def find(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
         """(place, digest) of a record of this writer, or None."""
-        known = self._places.get(hash((rollout_id, attempt, call_id)))
+        key = hash((rollout_id, attempt, call_id))
+        known = self._places.get(key)
         if known is None:
             return None
         place = self._place(known)
+        if not (self._root / segment_name(place)).exists():
+            self._learn_moved()
+            place = self._place(self._places[key])
         try:
             found = self.read(place)
         except NotFound:
             return None
         same = (found.rollout_id, found.attempt, found.call_id) == (rollout_id, attempt, call_id)
         return (place, found.digest) if same else None
+
+    def roll(self) -> None:
+        """Seal the segment that is written to, so that compaction may take it; the next record begins a new one."""
+        self._check()
+        with self._turn:
+            self._segments.seal()
 
     def close(self) -> None:
         """Seal the segment and let the name go. Idempotent."""
@@ -159,14 +180,15 @@ class DeltaWriter:
             raise TokenlakeError(f"{self._what} is closed: open it again")
         check_process(self._pid, self._what)
 
-    def _place(self, known: tuple[int, int, int, int]) -> Place:
-        segment, offset, length, row = known
-        return Place(writer=self.name, segment=segment, byte_offset=offset, byte_length=length, batch_row=row)
+    def _place(self, known: _Known) -> Place:
+        writer, segment, offset, length, row = known
+        return Place(writer=writer, segment=segment, byte_offset=offset, byte_length=length, batch_row=row)
 
-    def _load(self, directory: Path) -> None:
-        """Learn which keys are on disk; of copies, the last one counts."""
-        for segment in segment_numbers(directory):
-            mapped = self._maps.get(f"deltas/{self.name}/{segment:06d}.arrow")
+    def _load(self, folder: str, known: Container[int] = ()) -> list[int]:
+        """Learn which keys are on disk in the segments that are not `known`; of copies, the last one counts."""
+        numbers = [number for number in segment_numbers(self._root / "deltas" / folder) if number not in known]
+        for segment in numbers:
+            mapped = self._maps.get(f"deltas/{folder}/{segment:06d}.arrow")
             if mapped is None or mapped.schema is None:
                 continue
             view, schema = mapped.view, mapped.schema
@@ -174,10 +196,20 @@ class DeltaWriter:
             found = walk(view, mapped.first, len(view), DELTA_LAYOUT.prefix, read)
             for offset, meta, body, keys in found.found:
                 for row, key in enumerate(keys):
-                    self._places[hash(key[:3])] = (segment, offset, meta + body, row)
+                    if self._remember is None or hash(key[:3]) in self._places:
+                        self._places[hash(key[:3])] = (folder, segment, offset, meta + body, row)
         self._maps.clear()
+        return numbers
+
+    def _learn_moved(self) -> None:
+        """Learn what compaction moved."""
+        self._learned.update(self._load(COMPACTED, self._learned))
 
     def _flush(self, tickets: list[Ticket[_Item, Place]]) -> None:
+        with self._turn:
+            self._stage_all(tickets)
+
+    def _stage_all(self, tickets: list[Ticket[_Item, Place]]) -> None:
         fresh: dict[int, Ticket[_Item, Place]] = {}
         twins: list[tuple[Ticket[_Item, Place], Ticket[_Item, Place]]] = []
         for ticket in tickets:
@@ -221,7 +253,7 @@ class DeltaWriter:
             if isinstance(outcome, StorageFailed):
                 ticket.error = outcome
                 continue
-            known = (*outcome, len(message), 0)
+            known = (self.name, *outcome, len(message), 0)
             self._places[key] = known
             ticket.result = self._place(known)
         while self._remember is not None and len(self._places) > self._remember:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from duckdb import sqltypes
 
 from tokenlake.store.columns import Decoded, readable_columns
+from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.records import conform
@@ -53,8 +54,10 @@ _Found = Decoded | tuple[pa.RecordBatch, int] | None
 class Fetcher:
     """Reads places of one lake. `decoded` counts the records that were looked up on disk."""
 
-    def __init__(self, maps: SegmentMaps) -> None:
+    def __init__(self, maps: SegmentMaps, moved: Callable[[DeltaId, str], Place | None]) -> None:
+        """`moved` finds a record whose segment (the path below the lake) is gone because compaction replaced it."""
         self._maps = maps
+        self._moved = moved
         # By thread id: DuckDB's own threads get a new Python thread state, so no thread-local, with every call.
         self._kept: dict[int, tuple[float, dict[_Place, _Found]]] = {}
         self.decoded = 0
@@ -67,6 +70,11 @@ class Fetcher:
         delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
         add_function(con, "tl_delta", lambda *c: self._give(self._delta, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
         add_function(con, "tl_row", lambda *c: self._give(self._row, c, ROW), _ROW_ARGUMENTS, sql_type(row))
+
+    def deltas(self, places: Sequence[_Place]) -> pa.ChunkedArray:
+        """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
+        batches: _Batches = {}
+        return _assemble([self._delta(place, batches) for place in places], DELTA)
 
     def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         places = _places(columns)
@@ -99,7 +107,14 @@ class Fetcher:
             return None
         mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
         if mapped is None:
-            return None
+            moved = self._moved((rollout_id, attempt, call_id), f"deltas/{writer}/{segment:06d}.arrow")
+            if moved is None:
+                return None
+            segment, offset, length, row = moved.segment, moved.byte_offset, moved.byte_length, moved.batch_row
+            place = (moved.writer, segment, offset, length, row, rollout_id, attempt, call_id)
+            mapped = self._mapped(f"deltas/{moved.writer}/{segment:06d}.arrow", offset, length, batches)
+            if mapped is None:
+                return None
         if row == 0:
             decoded = DELTA_LAYOUT.decode(mapped.view, offset, offset + length)
             if decoded is not None:
@@ -169,12 +184,19 @@ def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
                 fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
                 pieces.append(pa.StructArray.from_arrays(columns, fields=fields))
         else:
-            taken = rows[0][0].take(pa.array([row for _, row in rows], pa.int32()))
+            taken = _rows_of(rows[0][0], [row for _, row in rows])
             pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind)))
     if not pieces:
         return pa.chunked_array([], type=kind)
     wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)
     return pa.chunked_array([piece if piece.type.equals(wide) else piece.cast(wide) for piece in pieces])
+
+
+def _rows_of(batch: pa.RecordBatch, rows: list[int]) -> pa.RecordBatch:
+    """Rows of a batch; a stretch of it is not copied."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return batch.slice(rows[0], len(rows))
+    return batch.take(pa.array(rows, pa.int32()))
 
 
 def _group(found: _Found) -> int:

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from tokenlake import sql
 from tokenlake.store import functions, guard, views
+from tokenlake.store.delta import DeltaId, Place
+from tokenlake.store.deltas import segment_name
 from tokenlake.store.fetch import Fetcher
-from tokenlake.store.intake import Change, Scanned, segment_path, take_in
+from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.schema import PLACE
 
@@ -54,7 +56,7 @@ class Index:
     def __init__(self, root: Path, con: duckdb.DuckDBPyConnection) -> None:
         self.root = root
         self.maps = SegmentMaps(root)
-        self.fetcher = Fetcher(self.maps)
+        self.fetcher = Fetcher(self.maps, self._moved)
         self._con = con
         self._refreshing = threading.Lock()
         self._cursors = threading.Lock()
@@ -68,6 +70,7 @@ class Index:
             (kind, writer, number): (scanned, ended) for kind, writer, number, scanned, ended in known
         }
         self._stamps: dict[str, int] = {}
+        self._compacted: dict[DeltaId, Place] = {}
 
     def cursor(self, groups: Sequence[str] | None = None, *, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A connection of the caller's own. With `groups` its relations hold those, and what belongs to no group.
@@ -107,6 +110,17 @@ class Index:
                 self.maps.forget(segment_path(segment))
             self._scanned |= change.scanned
             self._stamps = change.stamps
+            self._compacted = {}
+
+    def _moved(self, key: DeltaId, name: str) -> Place | None:
+        """Where a record lies whose segment was compacted since the last refresh, so that a query sees one state."""
+        if (self.root / name).exists():
+            return None
+        place = self._compacted.get(key)
+        if place is None or not (self.root / segment_name(place)).exists():
+            self._compacted = compacted_places(self.root, self.maps, self._scanned)
+            place = self._compacted.get(key)
+        return place
 
     def lock(self) -> None:
         """From now on queries of this database reach nothing but its relations: see `tokenlake.store.guard`."""

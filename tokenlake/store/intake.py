@@ -19,6 +19,8 @@ import pyarrow as pa
 
 from tokenlake.errors import FormatError
 from tokenlake.store.columns import Decoded, readable_columns
+from tokenlake.store.delta import DeltaId, Place
+from tokenlake.store.deltas import COMPACTED
 from tokenlake.store.encode import DELTA_LAYOUT, EVENT_LAYOUT
 from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.records import conform, delta_keys, row_keys
@@ -26,7 +28,7 @@ from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
 from tokenlake.store.walk import Walk, read_batch, walk
 
-__all__ = ["Change", "Scanned", "Segment", "segment_path", "take_in"]
+__all__ = ["Change", "Scanned", "Segment", "compacted_places", "segment_path", "take_in"]
 
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
@@ -70,17 +72,29 @@ def segment_path(segment: Segment) -> str:
 def take_in(
     root: Path, maps: SegmentMaps, known: Scanned, stamps: dict[str, int], skip: frozenset[str] = frozenset()
 ) -> Change:
-    """Read what is new, lineage first: what an event names is on disk before the event.
+    """Read what is new, anchors and then lineage first: what they name is on disk before them.
 
     `stamps`: of the anchors that are known. `skip`: delta writers to leave out. Raises `FormatError` for an event of a
     newer schema.
     """
     intake = _Intake(root, maps, known)
-    intake.lineage()
     intake.anchors(stamps)
-    intake.deltas(skip)
+    intake.lineage()
+    intake.deltas(lambda writer: writer not in skip)
     intake.rows()
     return intake.change
+
+
+def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[DeltaId, Place]:
+    """Where the deltas lie that compaction moved since what is `known`."""
+    intake = _Intake(root, maps, known)
+    intake.deltas(lambda writer: writer == COMPACTED)
+    found: dict[DeltaId, Place] = {}
+    for writer, segment, offset, length, row, *key in intake.change.places:
+        found[key[0], key[1], key[2]] = Place(
+            writer=writer, segment=segment, byte_offset=offset, byte_length=length, batch_row=row
+        )
+    return found
 
 
 class _Intake:
@@ -91,7 +105,7 @@ class _Intake:
         self.change = Change()
 
     def lineage(self) -> None:
-        for segment in self._growing("lineage", _folders(self._root / "lineage")):
+        for segment in self._growing("lineage", self._present("lineage", _folders(self._root / "lineage"))):
             found = self._walk(segment, EVENT_LAYOUT.prefix, _event)
             for batch in _event_batches([value for *_, value in found.found]):
                 newest = max(batch.column(_VERSION).to_pylist(), default=0)
@@ -112,35 +126,52 @@ class _Intake:
         if stamps != known:
             self.change.anchors = [(writer, *_head(paths[writer])) for writer in stamps]
 
-    def deltas(self, skip: frozenset[str]) -> None:
-        writers = [writer for writer in _folders(self._root / "deltas") if writer not in skip]
-        for segment in self._growing("deltas", writers, skip):
-            self.change.places += _placed(segment, self._walk(segment, DELTA_LAYOUT.prefix, _delta))
+    def deltas(self, wanted: Callable[[str], bool]) -> None:
+        """What is new of the writers that are wanted.
+
+        Compaction adds before it removes and no number is given twice, so two equal looks at the folders saw one state;
+        when a segment went while it was read, what stands for it is read as well.
+        """
+        while True:
+            present = self._present("deltas", filter(wanted, _folders(self._root / "deltas")))
+            while present != (again := self._present("deltas", filter(wanted, _folders(self._root / "deltas")))):
+                present = again
+            growing = self._growing("deltas", present, wanted)
+            for segment in growing:
+                self.change.places += _placed(segment, self._walk(segment, DELTA_LAYOUT.prefix, _delta))
+            if all((self._root / segment_path(segment)).exists() for segment in growing):
+                return
 
     def rows(self) -> None:
-        for segment in self._growing("rows", [""]):
+        for segment in self._growing("rows", self._present("rows", [""])):
             self.change.rows += _placed(segment, self._walk(segment, _CONTINUATION, _row))
 
-    def _growing(self, kind: str, writers: Iterable[str], skip: frozenset[str] = frozenset()) -> list[Segment]:
-        """The segments of a folder that may hold something new; those that are gone are written down."""
+    def _present(self, kind: str, writers: Iterable[str]) -> set[Segment]:
         folder = self._root / kind
-        present = {(kind, writer, number) for writer in writers for number in segment_numbers(folder / writer)}
-        missing = {s for s in self._known if s[0] == kind and s[1] not in skip and s not in present}
-        self.change.gone |= missing
-        return sorted(s for s in present if not self._known.get(s, (0, False))[1])
+        return {(kind, writer, number) for writer in writers for number in segment_numbers(folder / writer)}
+
+    def _growing(
+        self, kind: str, present: set[Segment], wanted: Callable[[str], bool] = lambda _: True
+    ) -> list[Segment]:
+        """The segments that may hold something new; those that are gone are written down."""
+        self.change.gone |= {s for s in self._known if s[0] == kind and wanted(s[1]) and s not in present}
+        return sorted(s for s in present if not self._read_so_far(s)[1])
+
+    def _read_so_far(self, segment: Segment) -> tuple[int, bool]:
+        return self.change.scanned.get(segment) or self._known.get(segment, (0, False))
 
     def _walk(self, segment: Segment, prefix: bytes, read: Callable[[Mapped, int, int], Any]) -> Walk[Any]:
         """The new messages of a segment. One that shrank is read again from its start."""
         mapped = self._maps.get(segment_path(segment))
         if mapped is None or mapped.schema is None:
             return Walk()
-        start, _ = self._known.get(segment, (0, False))
-        size = len(mapped.view)
+        before = self._read_so_far(segment)
+        start, size = before[0], len(mapped.view)
         if start > size:
             self.change.gone.add(segment)
             start = 0
         found: Walk[Any] = walk(mapped.view, max(start, mapped.first), size, prefix, partial(read, mapped))
-        if (found.scanned, found.ended) != self._known.get(segment):
+        if (found.scanned, found.ended) != before:
             self.change.scanned[segment] = (found.scanned, found.ended)
         self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
         return found

@@ -18,18 +18,19 @@ import pyarrow as pa
 
 from tokenlake import sql
 from tokenlake.errors import StorageFailed, TokenlakeError
+from tokenlake.store.compact import Compaction, Compactor
 from tokenlake.store.delta import Delta, Place
-from tokenlake.store.deltas import DeltaWriter, read_place
+from tokenlake.store.deltas import DeltaWriter, read_place, segment_name
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
 from tokenlake.store.index_file import open_index, remove_index
 from tokenlake.store.lineage import LineageLog
-from tokenlake.store.lock import DirectoryLock, check_process
+from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock, check_process
 from tokenlake.store.query import run_query
 from tokenlake.store.records import delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
-from tokenlake.store.schema import DELTA, FORMAT_VERSION
+from tokenlake.store.schema import DELTA, FORMAT_VERSION, PLACE
 from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS
 
 __all__ = ["OwnedLake"]
@@ -65,6 +66,7 @@ class OwnedLake:
         self._lock = DirectoryLock(self.path / "owner.lock", self._what)
         self._writers: dict[str, DeltaWriter] = {}
         self._mutex = threading.Lock()
+        self._compacting = threading.Lock()
         self._closed = False
         opened = False
         try:
@@ -78,6 +80,7 @@ class OwnedLake:
                 self._recover()
                 self._rows = RowWriter(self.path / "rows")
                 self._index = open_index(self.path)
+                self._compactor().finish()
                 opened = True
             finally:
                 if not opened:
@@ -134,8 +137,17 @@ class OwnedLake:
     # ---------------------------------------------------------------- reading
 
     def read_delta(self, place: Place) -> Delta:
-        """The record at a place. Raises `NotFound` where nothing readable is."""
+        """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
         self._check()
+        if not (self.path / segment_name(place)).exists():
+            known = (place.writer, place.segment, place.byte_offset, place.batch_row)
+            con = self._index.cursor(query="")
+            try:
+                moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
+            finally:
+                con.close()
+            if moved is not None:
+                place = Place(**dict(zip(PLACE.names, moved, strict=True)))
         return read_place(self._index.maps, place)
 
     def find_delta(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
@@ -192,6 +204,22 @@ class OwnedLake:
         self._check()
         self._index.refresh()
 
+    def compact(self) -> Compaction:
+        """Rewrite small batches of deltas as large ones, and remove what retention retired; readers see no difference.
+
+        Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
+        """
+        self._check()
+        lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
+        try:
+            with self._compacting:
+                for writer in list(self._writers.values()):
+                    writer.roll()
+                self.refresh()
+                return self._compactor().run()
+        finally:
+            lock.release()
+
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
         self._check()
@@ -234,6 +262,9 @@ class OwnedLake:
         if self._closed:
             raise TokenlakeError(f"{self._what} is closed: open it again")
         check_process(self._pid, self._what)
+
+    def _compactor(self) -> Compactor:
+        return Compactor(self.path, self._index, self.lineage, self._bounds["segment_max_bytes"])
 
     def _recover(self) -> None:
         """Seal what dead delta writers left; a live writer keeps its folder locked and is left alone."""

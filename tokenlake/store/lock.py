@@ -16,16 +16,22 @@ from typing import Any, cast
 
 from tokenlake.errors import LakeLocked, TokenlakeError
 
-__all__ = ["DirectoryLock", "check_process"]
+__all__ = ["SEGMENTS_LOCK", "DirectoryLock", "check_process"]
+
+SEGMENTS_LOCK = "segments.lock"
+"""Of a lake: held shared while its segments must stay, alone while some are removed."""
 
 
 class DirectoryLock:
-    """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it."""
+    """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it.
 
-    def __init__(self, path: Path, what: str) -> None:
+    A `shared` lock is held by any number at once, and by none while it is held alone.
+    """
+
+    def __init__(self, path: Path, what: str, *, shared: bool = False) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = _holder(self._fd)
             os.close(self._fd)

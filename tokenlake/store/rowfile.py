@@ -10,11 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from tokenlake.errors import InvalidInput, StorageFailed
-from tokenlake.store.footer import Block, Footer
-from tokenlake.store.format import write_durable
+from tokenlake.store.batchfile import write_batches
 from tokenlake.store.schema import ROW
-from tokenlake.store.segment import segment_numbers
-from tokenlake.store.walk import HEAD
+from tokenlake.store.segment import next_number
 
 __all__ = ["RowWriter"]
 
@@ -31,8 +29,6 @@ class RowWriter:
         self._lock = threading.Lock()
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
-        self._head = HEAD + ROW.serialize().to_pybytes()
-        self._footer = Footer(ROW)
 
     def write(self, table: pa.Table) -> int:
         """Write a table of `ROW` durably; returns the file's number.
@@ -41,22 +37,11 @@ class RowWriter:
         """
         if not table.schema.equals(ROW):
             raise InvalidInput("rows must have exactly the columns of ROW, in their order and types")
-        parts: list[bytes] = [self._head]
-        blocks: list[Block] = []
-        offset = len(self._head)
-        for batch in _batches(table):
-            message = batch.serialize().to_pybytes()
-            meta = 8 + int.from_bytes(message[4:8], "little")
-            blocks.append((offset, meta, len(message) - meta))
-            parts.append(message)
-            offset += len(message)
-        parts.append(self._footer.closing(blocks))
         with self._lock:
-            numbers = segment_numbers(self._directory)
-            number = numbers[-1] + 1 if numbers else 0
+            number = next_number(self._directory)
             path = self._directory / f"{number:06d}.arrow"
             try:
-                write_durable(path, b"".join(parts))
+                write_batches(path, ROW, _batches(table))
             except OSError as error:
                 raise StorageFailed(f"{path} could not be written: {error}; no row was published") from error
         return number

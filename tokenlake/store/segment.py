@@ -18,10 +18,12 @@ from tokenlake.store.footer import Block, Footer
 from tokenlake.store.walk import HEAD
 
 __all__ = [
+    "FLOOR",
     "SEGMENT_MAX_BYTES",
     "SEGMENT_MAX_ELEMENTS",
     "Message",
     "SegmentWriter",
+    "next_number",
     "segment_numbers",
     "sync_directory",
     "write_all",
@@ -29,6 +31,8 @@ __all__ = [
 
 SEGMENT_MAX_BYTES = 256 << 20
 SEGMENT_MAX_ELEMENTS = 2**31 - 1
+FLOOR = "floor"
+"""A file beside segments: the lowest number that is free, written down before the segment of the highest is removed."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +57,16 @@ def segment_numbers(directory: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name[:-6]) for name in names if name.endswith(".arrow") and name[:-6].isdigit())
+
+
+def next_number(directory: Path) -> int:
+    """The number of the next segment: none is ever given twice, whatever was removed."""
+    numbers = segment_numbers(directory)
+    try:
+        floor = int((directory / FLOOR).read_bytes())
+    except FileNotFoundError:
+        floor = 0
+    return max(floor, numbers[-1] + 1 if numbers else 0)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -81,8 +95,7 @@ class SegmentWriter:
         self._footer = Footer(schema)
         self._max_bytes = max_bytes
         self._max_elements = max_elements
-        numbers = segment_numbers(directory)
-        self._next = numbers[-1] + 1 if numbers else 0
+        self._next = next_number(directory)
         self._fd = -1
         self._segment = -1
         self._size = 0

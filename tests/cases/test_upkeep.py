@@ -1,0 +1,184 @@
+"""Compact, gc and backup as an operator meets them, over a lake with published groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenlake
+from tests.cases.conftest import CaseLake, call, fail, group, seal
+from tokenlake.store.backup import back_up
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lineage import lineage_loss
+from tokenlake.store.retention import Retention, retire
+
+ROWS = "SELECT sample_id, input_ids, reason, row_digest FROM ready_rows ORDER BY sample_id"
+FAULTS = "SELECT kind, rollout_id FROM audit_findings WHERE severity = 'fault'"
+
+
+@pytest.fixture
+def filled(case: CaseLake) -> CaseLake:
+    """Two published groups of two weight versions and one open group."""
+    for name, version in (("old", 3), ("new", 9)):
+        case.take(
+            group(name, 2),
+            call(f"{name}_g0", "c0", [1, 2], [3, 4], weight_version=version),
+            call(f"{name}_g0", "c1", [1, 2, 3, 4, 5], [6], weight_version=version),
+            seal(f"{name}_g0", 1.0, terminal_call_id="c1"),
+            call(f"{name}_g1", "c0", [1, 2], [7], weight_version=version),
+            seal(f"{name}_g1", 0.0, terminal_call_id="c0"),
+        )
+    case.take(group("open", 1), call("open_g0", "c0", [1], [2]))
+    case.finalize()
+    return case
+
+
+def run(case: CaseLake, *arguments: str) -> str:
+    status, out, err = case.run(*arguments, "--lake", str(case.path))
+    assert status == 0, err
+    return out
+
+
+def deltas(case: CaseLake) -> list[Any]:
+    return [name for (name,) in case.sql("SELECT DISTINCT group_id FROM deltas ORDER BY 1")]
+
+
+def test_compact_changes_no_row_and_no_finding(filled: CaseLake) -> None:
+    before = filled.sql(ROWS)
+    assert "7 records kept, 0 removed" in run(filled, "compact")
+    assert "0 segments became 0" in run(filled, "compact")
+    assert filled.sql(ROWS) == before
+    assert filled.sql(FAULTS) == []
+    assert filled.sql("SELECT count(*) FROM call_verdicts WHERE reason IS NULL") == [(7,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["--below-version", "9"], ["new", "open"]),
+        (["--below-version", "10"], ["open"]),
+        (["--older-than", "0"], ["open"]),
+        (["--older-than", "3600"], ["new", "old", "open"]),
+        (["--older-than", "0", "--below-version", "9"], ["new", "open"]),
+        (["--consumed"], ["new", "old", "open"]),
+        (["--group", "new"], ["old", "open"]),
+    ],
+)
+def test_gc_removes_deltas_and_keeps_rows_and_the_trail(
+    filled: CaseLake, arguments: list[str], left: list[str]
+) -> None:
+    before = filled.sql(ROWS)
+    events = filled.sql("SELECT count(*) FROM lineage WHERE event_type = 'call_committed'")
+    run(filled, "gc", *arguments)
+    assert deltas(filled) == left
+    assert filled.sql(ROWS) == before
+    assert filled.sql(FAULTS) == []
+    assert filled.sql("SELECT count(*) FROM lineage WHERE event_type = 'call_committed'") == events
+    gone = {"old", "new", "open"} - set(left)
+    assert {name for (name,) in filled.sql("SELECT group_id FROM retirements WHERE whole")} == gone
+    assert "retired 0 groups" in run(filled, "gc", *arguments)
+
+
+def test_gc_of_what_was_consumed_spares_what_was_given_back(filled: CaseLake) -> None:
+    with OwnedLake.open(filled.path) as lake:
+        for name, last in (("old", "rows_consumed"), ("new", "rows_released")):
+            for kind in ("rows_claimed", last):
+                lake.lineage.append(kind, group_id=name, consumer="t0", claim_id=f"c-{name}")
+        assert retire(lake, Retention(consumed=True)).groups == ("old",)
+    assert deltas(filled) == ["new", "open"]
+
+
+def test_gc_of_one_rollout_leaves_its_siblings(filled: CaseLake) -> None:
+    run(filled, "gc", "--rollout", "old_g0")
+    assert filled.sql("SELECT rollout_id FROM deltas WHERE group_id = 'old'") == [("old_g1",)]
+    assert filled.sql(FAULTS) == []
+    assert filled.sql("SELECT check_name FROM call_checks WHERE NOT ok") == [("not_retired",)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "without a condition"),
+        (["--group", "open"], "still open"),
+        (["--group", "nope"], "no group nope"),
+        (["--rollout", "nope_g0"], "no group nope"),
+        (["--group", "old", "--consumed"], "not both"),
+    ],
+)
+def test_gc_refuses_in_one_line(filled: CaseLake, arguments: list[str], why: str) -> None:
+    status, out, err = filled.run("gc", *arguments, "--lake", str(filled.path))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert why in err
+    assert deltas(filled) == ["new", "old", "open"]
+
+
+def test_compact_and_gc_refuse_while_another_process_owns_the_lake(filled: CaseLake) -> None:
+    with OwnedLake.open(filled.path):
+        for command in (["compact"], ["gc", "--older-than", "0"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "tokenlake.api.cli", *command, "--lake", str(filled.path)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+            assert "is owned by process" in done.stderr
+
+
+def test_a_backup_of_a_live_lake_is_a_lake(filled: CaseLake, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    before = filled.sql(ROWS)
+    with OwnedLake.open(filled.path):
+        assert "copied" in run(filled, "backup", str(target))
+    with tokenlake.open(target) as copy:
+        assert copy.sql(ROWS).fetchall() == before
+        assert copy.sql(FAULTS).fetchall() == []
+    with OwnedLake.open(target) as copy:
+        assert copy.sql(ROWS).fetchall() == before
+    status, _, err = filled.run("backup", "--lake", str(filled.path), str(target))
+    assert (status, "exists" in err) == (2, True)
+
+
+def test_a_backup_made_while_events_are_written_holds_what_each_event_names(tmp_path: Path) -> None:
+    with OwnedLake.open(tmp_path / "lake", segment_max_bytes=60_000) as lake:
+        stop = threading.Event()
+
+        def write() -> None:
+            n = 0
+            while not stop.is_set():
+                lake.write_rows(_row(n))
+                lake.lineage.append("group_published", group_id=f"g{n}", segment=n, n=1)
+                lake.lineage.anchor()
+                n += 1
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for i in range(5):
+                back_up(lake.path, tmp_path / f"copy{i}")
+        finally:
+            stop.set()
+            thread.join()
+    for i in range(5):
+        assert lineage_loss(tmp_path / f"copy{i}") == []
+        with tokenlake.open(tmp_path / f"copy{i}") as copy:
+            missing = "SELECT count(*) FROM lineage WHERE segment NOT IN (SELECT segment FROM rows)"
+            assert copy.sql(missing).fetchall() == [(0,)]
+
+
+def _row(n: int) -> Any:
+    from tests.store.test_lake import row_table
+
+    return row_table(f"g{n}", n=1)
+
+
+def test_a_failed_rollout_has_nothing_to_retire(case: CaseLake) -> None:
+    case.take(group("g", 1), fail("g_g0"))
+    case.finalize()
+    assert "retired 1 groups" in run(case, "gc", "--older-than", "0")
+    assert case.sql(FAULTS) == []

@@ -1,0 +1,258 @@
+"""Compaction: fewer and larger batches, the same answers for everyone, whatever interrupts it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.ipc as ipc
+import pytest
+
+from tokenlake.errors import Conflict, LakeLocked, StorageFailed
+from tokenlake.store.compact import Compaction
+from tokenlake.store.delta import Delta
+from tokenlake.store.deltas import DeltaWriter
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
+from tokenlake.store.reader import Lake
+
+Make = Callable[..., Delta]
+CONTENT = "SELECT * FROM deltas ORDER BY rollout_id, call_id"
+
+
+def fill(lake: OwnedLake, make_delta: Make, *, writers: int = 2, calls: int = 40, first: int = 0) -> None:
+    """Calls of 4 rollouts, interleaved over writers, each committed."""
+    for i in range(first, first + calls):
+        writer = lake.delta_writer(f"w{i % writers}")
+        delta = make_delta(f"c{i:04d}", rollout_id=f"g{i % 2}_g{i // 2 % 2}", n=i % 7, first=i, staged_at=10**15 + i)
+        place = writer.stage(delta)
+        lake.lineage.append(
+            "call_committed",
+            rollout_id=delta.rollout_id,
+            attempt=0,
+            call_id=delta.call_id,
+            digest=delta.digest,
+            writer=place.writer,
+            segment=place.segment,
+            byte_offset=place.byte_offset,
+            byte_length=place.byte_length,
+            batch_row=place.batch_row,
+        )
+
+
+def segments(lake: OwnedLake) -> list[str]:
+    return sorted(str(path.relative_to(lake.path / "deltas")) for path in lake.path.glob("deltas/*/*.arrow"))
+
+
+def test_compaction_changes_no_answer_and_lays_a_rollout_together(lake: OwnedLake, make_delta: Make) -> None:
+    fill(lake, make_delta)
+    before = lake.sql(CONTENT).to_arrow_table()
+    done = lake.compact()
+    assert (done.replaced, done.written, done.records, done.retired) == (2, 1, 40, 0)
+    assert done.bytes_after < done.bytes_before / 5
+    assert segments(lake) == ["_compacted/000000.arrow"]
+    assert lake.sql(CONTENT).to_arrow_table().equals(before)
+    with ipc.open_file(lake.path / "deltas/_compacted/000000.arrow") as file:
+        assert file.num_record_batches == 1
+        rollouts = file.read_all().column("rollout_id").to_pylist()
+    assert rollouts == sorted(rollouts)
+    assert lake.sql(
+        "SELECT writer, segment, detail::JSON->'replaced' FROM lineage WHERE event_type = 'segment_replaced'"
+    ).fetchall() == [("_compacted", 0, '{"w0":[0],"w1":[0]}')]
+    assert lake.compact() == Compaction()
+    with Lake(lake.path) as reader:
+        assert reader.sql(CONTENT).to_arrow_table().equals(before)
+        assert reader.sql("SELECT * FROM lake_findings").fetchall() == []
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_compaction_is_invisible_to_a_reader_that_is_open(lake: OwnedLake, make_delta: Make, mapped: bool) -> None:
+    fill(lake, make_delta)
+    with Lake(lake.path) as reader:
+        before = reader.sql(CONTENT).to_arrow_table()
+        lake.compact()
+        if not mapped:
+            reader._state.maps.clear()
+        assert reader.sql(CONTENT).to_arrow_table().equals(before)
+        fill(lake, make_delta, calls=40, first=40)
+        lake.compact()
+        if not mapped:
+            reader._state.maps.clear()
+        assert reader.sql(CONTENT).to_arrow_table().equals(before)
+        reader.refresh()
+        assert reader.sql("SELECT count(*), count(DISTINCT call_id) FROM deltas").fetchall() == [(80, 80)]
+
+
+def test_a_segment_that_goes_while_it_is_listed_is_read_where_it_went(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that opens during a compaction sees every record, in the old segments or in the new one."""
+    fill(lake, make_delta)
+    from tokenlake.store import intake
+
+    real, calls = intake.segment_numbers, [0]
+
+    for at in range(1, 14):
+
+        def numbers(directory: Path, at: int = at) -> list[int]:
+            found = real(directory)
+            calls[0] += 1
+            if calls[0] == at:
+                lake.compact()
+            return found
+
+        fill(lake, make_delta, calls=4, first=40 * at)
+        calls[0] = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(intake, "segment_numbers", numbers)
+            with Lake(lake.path) as reader:
+                assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(40 + 4 * at,)]
+
+
+def test_a_place_that_lineage_names_is_read_after_compaction(lake: OwnedLake, make_delta: Make) -> None:
+    writer = lake.delta_writer("w0")
+    fill(lake, make_delta, writers=1)
+    places = [lake.find_delta(f"g{i % 2}_g{i // 2 % 2}", 0, f"c{i:04d}") for i in range(40)]
+    lake.compact()
+    for i, found in enumerate(places):
+        assert found is not None
+        assert lake.read_delta(found[0]).call_id == f"c{i:04d}"
+        moved = writer.find(f"g{i % 2}_g{i // 2 % 2}", 0, f"c{i:04d}")
+        assert moved is not None
+        assert moved[0].writer == "_compacted"
+
+
+def test_a_key_that_was_compacted_is_still_taken(lake: OwnedLake, make_delta: Make) -> None:
+    lake.delta_writer("w0").stage(make_delta("c0"))
+    lake.compact()
+    place = lake.delta_writer("w0").stage(make_delta("c0"))
+    assert place.writer == "_compacted"
+    with pytest.raises(Conflict):
+        lake.delta_writer("w0").stage(make_delta("c0", digest=bytes(32)))
+    lake.close()
+    with OwnedLake.open(lake.path) as again:
+        assert again.delta_writer("w0").stage(make_delta("c0")) == place
+
+
+def test_no_number_is_given_twice(lake: OwnedLake, make_delta: Make) -> None:
+    place = lake.delta_writer("w0").stage(make_delta("c0"))
+    lake.compact()
+    lake.close()
+    with OwnedLake.open(lake.path) as again:
+        assert again.delta_writer("w0").stage(make_delta("c1")).segment == place.segment + 1
+
+
+def test_a_damaged_segment_is_left_as_it_is(lake: OwnedLake, make_delta: Make) -> None:
+    fill(lake, make_delta)
+    lake.delta_writer("w0").roll()
+    lake.refresh()
+    path = lake.path / "deltas/w0/000000.arrow"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"c0004") - 300
+    data[at : at + 400] = b"\xff" * 400
+    path.write_bytes(data)
+    before = lake.sql(CONTENT).to_arrow_table()
+    assert before.num_rows < 40
+    assert lake.compact().replaced == 1
+    assert path.read_bytes() == bytes(data)
+    assert lake.sql(CONTENT).to_arrow_table().equals(before)
+
+
+def test_of_identical_copies_one_is_kept_and_of_damaged_ones_both(lake: OwnedLake, make_delta: Make) -> None:
+    first, second = lake.delta_writer("w0"), lake.delta_writer("w1")
+    first.stage(make_delta("c0"))
+    second.stage(make_delta("c0", staged_at=10**15 * 2))
+    assert lake.compact().records == 1
+    first.stage(make_delta("c1"))
+    ids = make_delta("c1").token_ids
+    assert ids is not None
+    second.stage(make_delta("c1", token_ids=bytes(len(ids)), staged_at=10**15 * 2))
+    before = lake.sql(CONTENT).to_arrow_table()
+    lake.compact()
+    assert lake.sql(CONTENT).to_arrow_table().equals(before)
+    assert len(segments(lake)) == 3
+
+
+@pytest.mark.parametrize("step", ["renamed", "recorded", "partly removed"])
+def test_a_compaction_that_a_crash_interrupted_is_finished(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    fill(lake, make_delta)
+    before = lake.sql(CONTENT).to_arrow_table()
+
+    class Crash(BaseException):
+        pass
+
+    real = os.unlink
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    def unlink(path: Any) -> None:
+        if "w1" in str(path):
+            raise Crash
+        real(path)
+
+    with monkeypatch.context() as patched:
+        if step == "renamed":
+            patched.setattr(lake.lineage, "append", crash)
+        else:
+            patched.setattr(os, "unlink", crash if step == "recorded" else unlink)
+        with pytest.raises(Crash):
+            lake.compact()
+    with Lake(lake.path) as reader:
+        assert reader.sql(CONTENT).to_arrow_table().equals(before)
+    lake.close()
+    with OwnedLake.open(lake.path) as again:
+        assert segments(again) == ["_compacted/000000.arrow"]
+        assert again.sql(CONTENT).to_arrow_table().equals(before)
+        events = "SELECT count(*) FROM lineage WHERE event_type = 'segment_replaced'"
+        assert again.sql(events).fetchall() == [(1,)]
+
+
+def test_a_full_disk_changes_nothing(lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lake, make_delta)
+    for writer in ("w0", "w1"):
+        lake.delta_writer(writer).roll()
+    before = segments(lake)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StorageFailed):
+            lake.compact()
+    assert segments(lake) == before
+    assert list(lake.path.glob("deltas/_compacted/*.tmp")) == []
+    assert lake.compact().records == 40
+
+
+def test_small_compacted_segments_are_merged_but_not_each_time(lake: OwnedLake, make_delta: Make) -> None:
+    written = 0
+    for i in range(16):
+        fill(lake, make_delta, calls=40, first=40 * i)
+        written += lake.compact().records
+    assert lake.sql("SELECT count(*) FROM deltas").fetchall() == [(640,)]
+    assert len(segments(lake)) <= 8
+    assert written <= 640 * 6
+
+
+def test_a_segment_of_a_writer_in_another_process_is_compacted_under_it(lake: OwnedLake, make_delta: Make) -> None:
+    other = DeltaWriter(lake.path, "remote", segment_max_bytes=1)
+    for i in range(5):
+        other.stage(make_delta(f"c{i}"))
+    assert lake.compact().records == 4
+    assert other.stage(make_delta("c0")).writer == "_compacted"
+    assert other.stage(make_delta("c5")).segment == 5
+    other.close()
+    assert lake.sql("SELECT count(*) FROM deltas").fetchall() == [(6,)]
+
+
+def test_compaction_waits_for_a_backup(lake: OwnedLake, make_delta: Make) -> None:
+    fill(lake, make_delta)
+    backup = DirectoryLock(lake.path / SEGMENTS_LOCK, "segments", shared=True)
+    with pytest.raises(LakeLocked):
+        lake.compact()
+    backup.release()
+    assert lake.compact().records == 40

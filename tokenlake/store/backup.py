@@ -1,0 +1,94 @@
+"""A consistent copy of a live lake, made without stopping or owning it.
+
+The order of copying makes it consistent: anchors before lineage (so no anchor is beyond its log), lineage before deltas
+and rows (what an event names is on disk before the event). A shared lock keeps compaction and retention away
+meanwhile. What is appended during the copy may be in it as a torn tail or an uncommitted record, as after a crash; the
+first start of the copy recovers it. The index is not copied: it is built anew.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenlake.errors import Conflict, StorageFailed
+from tokenlake.store.format import read_lake
+from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
+from tokenlake.store.segment import FLOOR, sync_directory, write_all
+
+__all__ = ["Backup", "back_up"]
+
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """What was copied."""
+
+    files: int
+    bytes: int
+
+
+def back_up(root: Path, target: Path) -> Backup:
+    """Copy the lake at `root` to `target`, which must not exist yet; it is there whole or not at all.
+
+    Raises `NotFound` where there is no lake, `Conflict` for a target that exists, `LakeLocked` while segments are being
+    removed, `StorageFailed` when the disk refuses.
+    """
+    read_lake(root)
+    if target.exists():
+        raise Conflict(f"{target} exists: name a folder that does not", path=str(target))
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{time.time_ns()}")
+    lock = DirectoryLock(root / SEGMENTS_LOCK, f"the set of segments of {root}", shared=True)
+    try:
+        for folder in ("", "deltas", "lineage", "rows"):
+            (partial / folder).mkdir()
+        files = size = 0
+        for path in _files(root):
+            copy = partial / path.relative_to(root)
+            copy.parent.mkdir(exist_ok=True)
+            size += _copy(path, copy)
+            files += 1
+        for folder in (*partial.glob("*/*/"), *partial.glob("*/"), partial):
+            sync_directory(folder)
+        partial.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        raise StorageFailed(
+            f"{target} could not be written ({error.strerror or error}): {partial} holds what was copied, remove it",
+            errno=error.errno,
+        ) from error
+    finally:
+        lock.release()
+    return Backup(files=files, bytes=size)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Every file of a lake that is no lock and no index, in an order that keeps the copy consistent."""
+    yield root / "lake.json"
+    yield from sorted(root.glob("lineage/*/head.json"))
+    for kind in ("lineage/*", "deltas/*", "rows"):
+        for folder in sorted(root.glob(kind)):
+            yield from sorted(folder.glob("*.arrow"))
+            yield from folder.glob(FLOOR)
+
+
+def _copy(path: Path, copy: Path) -> int:
+    """Copy a file as long as it is now; returns its bytes."""
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = left = os.fstat(source).st_size
+        target = os.open(copy, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            while left and (data := os.read(source, min(left, _CHUNK))):
+                write_all(target, data)
+                left -= len(data)
+            os.fsync(target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+    return size - left

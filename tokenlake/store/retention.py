@@ -1,0 +1,94 @@
+"""Retention: the deltas of closed groups go, their rows and their lineage stay.
+
+What goes is first named by `retired` events, durably; then compaction writes the segments anew without it. From the
+event on, an absent delta is retired and no fault. A crash in between leaves records that the next run removes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenlake import sql
+from tokenlake.errors import ConfigError, Conflict, NotFound
+from tokenlake.ids import split_rollout_id
+from tokenlake.store.compact import Compaction
+from tokenlake.store.lake import OwnedLake
+
+__all__ = ["Retention", "Retired", "retire", "retire_named"]
+
+_EVENTS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Which closed groups lose their deltas: those that meet every condition that is set."""
+
+    older_than_s: float | None = None
+    """Seconds since the group was closed."""
+    below_version: int | None = None
+    """The newest weight version of the group is below this one; an unknown version never is."""
+    consumed: bool = False
+    """Some consumer has consumed the group's rows and not given them back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retired:
+    """What one run retired."""
+
+    groups: tuple[str, ...]
+    """Groups all of whose deltas go."""
+    rollouts: tuple[str, ...] = ()
+    """Rollouts that were named one by one."""
+    compaction: Compaction
+    """What removing them came to."""
+
+
+def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None) -> Retired:
+    """Retire the groups that a rule names, at `now` (microseconds since the epoch; default: the clock).
+
+    Raises `ConfigError` for a rule without a condition: it would name every group.
+    """
+    if rule == Retention():
+        raise ConfigError("retention without a condition would remove every delta: give one, or name the groups")
+    before = None
+    if rule.older_than_s is not None:
+        before = (time.time_ns() // 1000 if now is None else now) - int(rule.older_than_s * 1e6)
+    found = lake.sql(sql.read("reads/retirable"), [before, rule.below_version, rule.consumed]).fetchall()
+    groups = [group_id for (group_id,) in found]
+    detail = {name: getattr(rule, name) for name in rule.__slots__ if getattr(rule, name)}
+    return _retire(lake, groups, [], json.dumps(detail, sort_keys=True))
+
+
+def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Sequence[str] = ()) -> Retired:
+    """Retire groups and rollouts by name; what is retired already stays so.
+
+    Raises `NotFound` for an unknown group, `Conflict` for one that is still open: publish or abort it first.
+    """
+    owners = {rollout: split_rollout_id(rollout)[0] for rollout in rollouts}
+    wanted = sorted({*groups, *owners.values()})
+    known = {name: rest for name, *rest in lake.sql(sql.read("reads/group_closings"), [wanted]).fetchall()}
+    for name in wanted:
+        if name not in known:
+            raise NotFound(f"no group {name} in {lake.path}", group_id=name)
+        if known[name][0] is None:
+            raise Conflict(f"group {name} is still open: publish or abort it first", group_id=name)
+    fresh = [name for name in sorted({*groups}) if not known[name][1]]
+    alone = [
+        rollout
+        for rollout, owner in sorted(owners.items())
+        if owner not in groups and not known[owner][1] and rollout not in known[owner][2]
+    ]
+    return _retire(lake, fresh, alone, json.dumps({"named": True}))
+
+
+def _retire(lake: OwnedLake, groups: Sequence[str], rollouts: Sequence[str], detail: str) -> Retired:
+    events = [{"event_type": "retired", "group_id": name, "detail": detail} for name in groups]
+    events += [{"event_type": "retired", "rollout_id": name, "detail": detail} for name in rollouts]
+    for start in range(0, len(events), _EVENTS_AT_ONCE):
+        lake.lineage.append_many(events[start : start + _EVENTS_AT_ONCE])
+    if events:
+        lake.lineage.anchor()
+    return Retired(groups=tuple(groups), rollouts=tuple(rollouts), compaction=lake.compact())
