@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenlake.api import routes_claims, routes_control, routes_data, routes_model, routes_proxy
+from tokenlake.api.console import pages
 from tokenlake.api.errors_http import error_response, plain_error
 from tokenlake.api.service import Service
 from tokenlake.errors import TokenlakeError
@@ -42,6 +43,7 @@ def create_app(service: Service) -> FastAPI:
     if service.capture == "off":
         app.include_router(routes_proxy.instead)
     app.include_router(routes_model.router)
+    app.include_router(pages.router)
     app.add_exception_handler(TokenlakeError, _ours)
     app.add_exception_handler(HTTPException, _routing)
     app.add_exception_handler(RequestValidationError, _validation)

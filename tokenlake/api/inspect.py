@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenlake import sql
+from tokenlake.api.call_tree import call_tree
 from tokenlake.errors import NotFound
 from tokenlake.ids import split_rollout_id
 from tokenlake.store.reader import Lake
@@ -51,34 +52,16 @@ def _attempts(rollout: Record, calls: list[Record]) -> Iterator[str]:
         mine = [call for call in calls if call["attempt"] == attempt]
         counts = "" if attempt == rollout["attempt"] else ", superseded"
         yield f"attempt {attempt}: {len(mine)} calls{counts}"
-        yield from _tree(mine)
+        for shown in call_tree(mine):
+            yield _line(shown.call, shown.lane) + (" [in a cycle]" if shown.in_cycle else "")
     if not calls:
         yield "no calls"
 
 
-def _tree(calls: list[Record]) -> Iterator[str]:
-    """Depth first, children in the order of their ids; a call whose parent is not there stands at the left edge."""
-    known = {call["call_id"] for call in calls}
-    children: dict[str | None, list[Record]] = {}
-    for call in calls:
-        parent = call["parent_call_id"]
-        children.setdefault(parent if parent in known and parent != call["call_id"] else None, []).append(call)
-    stack = [(call, 0) for call in reversed(children.get(None, []))]
-    shown: set[str] = set()
-    while stack:
-        call, depth = stack.pop()
-        if call["call_id"] in shown:
-            continue
-        shown.add(call["call_id"])
-        yield _line(call, depth)
-        stack += [(child, depth + 1) for child in reversed(children.get(call["call_id"], []))]
-    yield from (_line(call, 0) + " [in a cycle]" for call in calls if call["call_id"] not in shown)
-
-
-def _line(call: Record, depth: int) -> str:
+def _line(call: Record, lane: int) -> str:
     mark = "*" if call["position"] is not None else "-"
     if call["status"] != "committed":
-        return f"  {'  ' * depth}{mark} {call['call_id']}  {call['status']}: {call['reason']}"
+        return f"  {'  ' * lane}{mark} {call['call_id']}  {call['status']}: {call['reason']}"
     start, end = call["weight_version"], call["weight_version_end"]
     version = "?" if start is None else str(start) if start == end else f"{start}..{'?' if end is None else end}"
     words = [
@@ -93,4 +76,4 @@ def _line(call: Record, depth: int) -> str:
         words.append(f"root: {call['reason']}")
     if call["ok"] is False:
         words.append(f"FAULT {call['fault']}")
-    return f"  {'  ' * depth}{mark} {call['call_id']}  {', '.join(words)}"
+    return f"  {'  ' * lane}{mark} {call['call_id']}  {', '.join(words)}"
