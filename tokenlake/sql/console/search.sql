@@ -27,5 +27,5 @@ WHERE
     contains(lower(call_id), lower(?1))
     OR contains(lower(response_id), lower(?1))
     OR contains(lower(served_text), lower(?1))
-ORDER BY kind DESC, found
+ORDER BY kind DESC, found ASC
 LIMIT ?2;

@@ -9,12 +9,10 @@ SELECT
     deltas.prev_len,
     deltas.cum_len,
     greatest(deltas.prev_len, ?3)::BIGINT AS first,
-    len(
-        list_filter(deltas.token_mask[1 : greatest(?3 - deltas.prev_len, 0)], lambda each: each = 1)
-    ) AS sampled_before,
-    deltas.token_ids[greatest(?3 - deltas.prev_len, 0) + 1 : greatest(?4 - deltas.prev_len, 0)] AS token_ids,
-    deltas.token_mask[greatest(?3 - deltas.prev_len, 0) + 1 : greatest(?4 - deltas.prev_len, 0)] AS token_mask,
-    deltas.logprobs[greatest(?3 - deltas.prev_len, 0) + 1 : greatest(?4 - deltas.prev_len, 0)] AS logprobs
+    coalesce(list_sum(deltas.token_mask[1:greatest(?3 - deltas.prev_len, 0)]), 0)::BIGINT AS sampled_before,
+    deltas.token_ids[greatest(?3 - deltas.prev_len, 0) + 1:greatest(?4 - deltas.prev_len, 0)] AS token_ids,
+    deltas.token_mask[greatest(?3 - deltas.prev_len, 0) + 1:greatest(?4 - deltas.prev_len, 0)] AS token_mask,
+    deltas.logprobs[greatest(?3 - deltas.prev_len, 0) + 1:greatest(?4 - deltas.prev_len, 0)] AS logprobs
 FROM chains
 INNER JOIN deltas
     ON
