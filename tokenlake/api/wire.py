@@ -101,7 +101,7 @@ class SqlBody(Body):
 async def read_bytes(request: Request, settings: Settings) -> bytes:
     """A request body as it came.
 
-    Raises `TooLarge` as soon as more than `max_body_bytes` are announced or arrive, `Deadline` when it comes too slowly.
+    Raises `TooLarge` as soon as more than `max_body_bytes` are announced or arrive, `Deadline` when it comes slowly.
     """
     max_bytes, seconds = settings.max_body_bytes, settings.body_deadline_s
     announced = request.headers.get("content-length", "")
