@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,18 +66,18 @@ def link(token_ids: bytes | None = None) -> ParentLink:
 EXACT = array("i", [*PROMPT, *ANSWER]).tobytes()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda ids: array("i", ids),
-        lambda ids: memoryview(array("i", ids)),
-        lambda ids: np.array(ids, np.int32),
-        lambda ids: np.array(ids, np.int64),
-        lambda ids: np.array([x for i in ids for x in (i, 0)], np.int32)[::2],
-        tuple,
-        lambda ids: [f"token_id:{i}" for i in ids],
-    ],
-)
+FORMS: list[Callable[[list[int]], Any]] = [
+    lambda ids: array("i", ids),
+    lambda ids: memoryview(array("i", ids)),
+    lambda ids: np.array(ids, np.int32),
+    lambda ids: np.array(ids, np.int64),
+    lambda ids: np.array([x for i in ids for x in (i, 0)], np.int32)[::2],
+    tuple,
+    lambda ids: [f"token_id:{i}" for i in ids],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_ids_gives_the_same_record(form: Any) -> None:
     wanted, delta = capture(link(EXACT), [*PROMPT, *ANSWER, 31], [41, 42])
     found, same = capture(link(EXACT), form([*PROMPT, *ANSWER, 31]), form([41, 42]))
