@@ -105,7 +105,8 @@ OWN: dict[str, list[dict[str, Any]]] = {
 )
 def test_what_is_not_supported_is_refused_by_name(door: Door, speaker: type[Speaker], more: dict[str, Any]) -> None:
     (rollout,) = door.register()
-    answer = speaker(door, rollout).raw([ASK], **more)
+    agent = speaker(door, rollout)
+    answer = agent.post({**agent.body([ASK], []), **more})
     assert answer.status_code == 400
     error = error_of(speaker, answer)
     assert error["type"] == "invalid_request_error"

@@ -7,9 +7,9 @@ Two digests grow turn by turn, each a SHA-256 over framed fields (tag, length, b
 
 Both leave reasoning out, because clients may drop it; each turn's reasoning is digested beside them, so that a client
 that keeps it must keep it unchanged. Tool-call arguments compare as JSON values: key order, spacing and escapes do not
-count, `true` is not `1`, `"1"` is not `1`, and numbers are equal when their values are (`2` and `2.0`: what a client
+count, no text is the empty object, `true` is not `1`, `"1"` is not `1`, and numbers are equal when their values are (`2` and `2.0`: what a client
 that decodes and encodes them turns into each other). Text that is not JSON compares as it is. Tool-call ids are
-linkage: a tool result is hashed with the position of the call it answers. One request is hashed once, in time linear
+linkage: a tool result is hashed with the position of the call it answers, which also says the name of its tool. One request is hashed once, in time linear
 in its length.
 """
 
@@ -141,6 +141,8 @@ def canonical_arguments(arguments: object) -> bytes:
     """
     if not isinstance(arguments, str):
         return _frame(b"j", _canonical(arguments))
+    if not arguments.strip():
+        return _frame(b"j", _canonical({}))
     try:
         value = json.loads(arguments, parse_constant=_no_constant)
         return _frame(b"j", _canonical(value))
@@ -151,7 +153,7 @@ def canonical_arguments(arguments: object) -> bytes:
 def _turn_digest(turn: Turn, linkage: dict[str, int]) -> bytes:
     fields = [_frame(b"r", turn.role.encode())]
     fields += [_frame(b"t", _utf8(part)) for part in turn.parts]
-    if turn.name is not None:
+    if turn.name is not None and turn.role != "tool":
         fields.append(_frame(b"m", _utf8(turn.name)))
     if turn.tool_call_id is not None:
         position = linkage.get(turn.tool_call_id)

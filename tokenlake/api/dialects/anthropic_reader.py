@@ -56,7 +56,7 @@ class AnthropicReader:
             else:
                 raise InvalidInput(f"{where}.role must be one of assistant, user", field=f"{where}.role")
         if turns[-1].role == "assistant":
-            raise InvalidInput("an answer that is begun for the model is not supported", field="messages")
+            raise InvalidInput("messages: an answer that is begun for the model is not supported", field="messages")
         shown = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(items(tools, "tools")))
         return Conversation(turns=tuple(turns), tools=shown)
 
