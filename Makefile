@@ -14,7 +14,7 @@ STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)';
 PEERS_STAMP := .bench/nemo-gym/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo train test lint format bench clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ $(STAMP):
 
 demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ARGS="--groups 2")
 	@$(BIN)/tokenlake demo $(ARGS)
+
+train: $(STAMP) ## GRPO on the embedded model: the reward rises, the ratio at step 0 is 1 (ARGS="--steps 4")
+	@$(BIN)/python -m tokenlake.api.demo.train $(ARGS)
 
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
