@@ -75,7 +75,7 @@ class Index:
     def cursor(self, groups: Sequence[str] | None = None, *, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A connection of the caller's own. With `groups` its relations hold those, and what belongs to no group.
 
-        It has every view, or at least those that `query` names: making them all takes most of a second.
+        It has every view, or at least those that `query` names, so that a first query parses no other.
         """
         wanted = views.ordered_views() if query is None else views.needed_views(query)
         with self._cursors:

@@ -2,7 +2,7 @@
 --   none
 -- grain: finding
 -- reads: call_checks
-CREATE OR REPLACE VIEW audit_calls AS
+CREATE OR REPLACE VIEW audit_calls WITH (DEFER_BINDING) AS
 SELECT
     coalesce(checks.reason, checks.check_name) AS kind,
     checks.severity,

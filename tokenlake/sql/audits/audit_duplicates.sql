@@ -1,7 +1,7 @@
 -- what: calls that lineage commits more than once, and rows that a published file holds more than once
 -- grain: finding
 -- reads: committed_calls, rows, group_records
-CREATE OR REPLACE VIEW audit_duplicates AS
+CREATE OR REPLACE VIEW audit_duplicates WITH (DEFER_BINDING) AS
 SELECT
     'duplicate_commit' AS kind,
     'fault' AS severity,

@@ -2,7 +2,7 @@
 --   claim, a notice is worth knowing
 -- grain: finding
 -- reads: audit_calls, audit_rows, audit_orphans, audit_duplicates, audit_lineage, audit_groups, lake_findings
-CREATE OR REPLACE VIEW audit_findings AS
+CREATE OR REPLACE VIEW audit_findings WITH (DEFER_BINDING) AS
 SELECT * FROM audit_calls
 UNION ALL BY NAME
 SELECT * FROM audit_rows

@@ -2,7 +2,7 @@
 --   and groups whose chains mix temperatures or kinds of logprobs
 -- grain: finding
 -- reads: group_records, rows, candidate_rows, retirements, chains, committed_calls
-CREATE OR REPLACE VIEW audit_groups AS
+CREATE OR REPLACE VIEW audit_groups WITH (DEFER_BINDING) AS
 WITH written AS (
     SELECT
         groups.n,

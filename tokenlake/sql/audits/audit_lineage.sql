@@ -2,7 +2,7 @@
 --   nobody registered, or a call that came after its rollout ended. Gaps and lost heads are in `lake_findings`
 -- grain: finding
 -- reads: lineage, group_records, attempts, group_of, index_of
-CREATE OR REPLACE VIEW audit_lineage AS
+CREATE OR REPLACE VIEW audit_lineage WITH (DEFER_BINDING) AS
 WITH recomputed AS (
     SELECT
         lineage.*,

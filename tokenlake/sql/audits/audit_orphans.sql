@@ -2,7 +2,7 @@
 --   has one for a moment. No row holds them
 -- grain: finding
 -- reads: deltas, committed_calls, group_of
-CREATE OR REPLACE VIEW audit_orphans AS
+CREATE OR REPLACE VIEW audit_orphans WITH (DEFER_BINDING) AS
 SELECT
     'uncommitted_record' AS kind,
     'notice' AS severity,

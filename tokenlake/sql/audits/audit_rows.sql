@@ -1,7 +1,7 @@
 -- what: rows on disk that do not say what was published: digest recomputed, shape checked
 -- grain: finding
 -- reads: rows, placeholder_reason
-CREATE OR REPLACE VIEW audit_rows AS
+CREATE OR REPLACE VIEW audit_rows WITH (DEFER_BINDING) AS
 WITH checked AS (
     SELECT
         group_id,

@@ -2,7 +2,7 @@
 --   and of identical copies under one key the last one counts; `group_id`, from the rollout id, is there to filter by
 -- grain: delta record
 -- reads: tl_places
-CREATE OR REPLACE VIEW deltas AS
+CREATE OR REPLACE VIEW deltas WITH (DEFER_BINDING) AS
 WITH fetched AS (
     SELECT
         group_id,

@@ -1,7 +1,7 @@
 -- what: what is wrong with the files themselves: unreadable stretches, lost lineage, broken chains of events
 -- grain: finding
 -- reads: tl_damage, tl_anchors, tl_events
-CREATE OR REPLACE VIEW lake_findings AS
+CREATE OR REPLACE VIEW lake_findings WITH (DEFER_BINDING) AS
 WITH linked AS (
     SELECT
         event_writer,

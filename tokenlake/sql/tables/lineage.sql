@@ -1,7 +1,7 @@
 -- what: the lineage events of the lake
 -- grain: event
 -- reads: tl_events
-CREATE OR REPLACE VIEW lineage AS
+CREATE OR REPLACE VIEW lineage WITH (DEFER_BINDING) AS
 SELECT
     schema_version,
     event_seq,

@@ -1,7 +1,7 @@
 -- what: every row on disk, read from the bytes each time, published or not; `segment` is the file that holds it
 -- grain: row
 -- reads: tl_rows
-CREATE OR REPLACE VIEW rows AS
+CREATE OR REPLACE VIEW rows WITH (DEFER_BINDING) AS
 WITH fetched AS (
     SELECT
         sample_id,

@@ -5,7 +5,7 @@
 --   many segments it has. `trained_tokens`: what a row adds to the denominator of the loss
 -- grain: row
 -- reads: ready_rows, ordered_sum
-CREATE OR REPLACE VIEW advantages AS
+CREATE OR REPLACE VIEW advantages WITH (DEFER_BINDING) AS
 WITH grouped AS (
     SELECT
         group_id,

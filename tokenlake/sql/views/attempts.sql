@@ -2,7 +2,7 @@
 --   it, its overflowed calls. What comes after the group was published or dropped changes nothing
 -- grain: rollout
 -- reads: slots, lineage, group_of, json_text
-CREATE OR REPLACE VIEW attempts AS
+CREATE OR REPLACE VIEW attempts WITH (DEFER_BINDING) AS
 WITH events AS (
     SELECT
         rollout_id,

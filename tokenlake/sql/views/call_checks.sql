@@ -3,7 +3,7 @@
 --   knowing and no fault; `retired` says that retention removed the record, which leaves nothing to train on
 -- grain: call x check
 -- reads: checked_calls
-CREATE OR REPLACE VIEW call_checks AS
+CREATE OR REPLACE VIEW call_checks WITH (DEFER_BINDING) AS
 WITH listed AS (
     SELECT
         group_id,

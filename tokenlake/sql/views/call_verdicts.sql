@@ -1,7 +1,7 @@
 -- what: whether a committed call is sound, and the first fault if not. Notices do not count
 -- grain: call
 -- reads: checked_calls
-CREATE OR REPLACE VIEW call_verdicts AS
+CREATE OR REPLACE VIEW call_verdicts WITH (DEFER_BINDING) AS
 SELECT
     group_id,
     rollout_id,

@@ -2,7 +2,7 @@
 --   counts
 -- grain: call
 -- reads: lineage, attempts, group_of
-CREATE OR REPLACE VIEW calls AS
+CREATE OR REPLACE VIEW calls WITH (DEFER_BINDING) AS
 WITH events AS (
     SELECT
         * EXCLUDE (group_id, attempt),

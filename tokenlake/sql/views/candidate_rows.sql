@@ -3,7 +3,7 @@
 --   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id
 -- grain: row
 -- reads: judged_rollouts, group_records, model_in_force
-CREATE OR REPLACE VIEW candidate_rows AS
+CREATE OR REPLACE VIEW candidate_rows WITH (DEFER_BINDING) AS
 WITH judged AS MATERIALIZED (
     SELECT * FROM judged_rollouts
 ),

@@ -2,7 +2,7 @@
 --   `call_checks` names
 -- grain: rollout x call
 -- reads: rollout_trees
-CREATE OR REPLACE VIEW chains AS
+CREATE OR REPLACE VIEW chains WITH (DEFER_BINDING) AS
 WITH steps AS (
     SELECT
         group_id,

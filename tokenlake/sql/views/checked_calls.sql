@@ -1,7 +1,7 @@
 -- what: every committed call with the outcome of every check, those that need all its records included; no tokens
 -- grain: call
 -- reads: verified_calls
-CREATE OR REPLACE VIEW checked_calls AS
+CREATE OR REPLACE VIEW checked_calls WITH (DEFER_BINDING) AS
 WITH counted AS (
     SELECT
         *,

@@ -2,7 +2,7 @@
 --   of them get them, which is the order of publication
 -- grain: group
 -- reads: group_records
-CREATE OR REPLACE VIEW claimable_groups AS
+CREATE OR REPLACE VIEW claimable_groups WITH (DEFER_BINDING) AS
 SELECT
     group_id,
     n,

@@ -2,7 +2,7 @@
 --   under a checkpoint of the trainer, `free` again, or `evicted` because it had become too old
 -- grain: consumer x group
 -- reads: lineage
-CREATE OR REPLACE VIEW claims AS
+CREATE OR REPLACE VIEW claims WITH (DEFER_BINDING) AS
 WITH latest AS (
     SELECT
         consumer,

@@ -1,7 +1,7 @@
 -- what: every committed call of every attempt, as the gate recorded it
 -- grain: call
 -- reads: lineage, group_of
-CREATE OR REPLACE VIEW committed_calls AS
+CREATE OR REPLACE VIEW committed_calls WITH (DEFER_BINDING) AS
 SELECT
     rollout_id,
     call_id,

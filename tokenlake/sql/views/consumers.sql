@@ -2,7 +2,7 @@
 --   checkpoint
 -- grain: consumer
 -- reads: claims, claimable_groups
-CREATE OR REPLACE VIEW consumers AS
+CREATE OR REPLACE VIEW consumers WITH (DEFER_BINDING) AS
 WITH counted AS (
     SELECT
         consumer,

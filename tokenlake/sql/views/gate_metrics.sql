@@ -2,7 +2,7 @@
 --   where a figure has none
 -- grain: name x labels
 -- reads: lineage, attempts, group_records
-CREATE OR REPLACE VIEW gate_metrics AS
+CREATE OR REPLACE VIEW gate_metrics WITH (DEFER_BINDING) AS
 WITH committed AS (
     SELECT
         coalesce(mode, 'text') AS mode,

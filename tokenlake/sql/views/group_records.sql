@@ -2,7 +2,7 @@
 --   judged by: those that publishing pinned, else those in force
 -- grain: group
 -- reads: lineage, policies, json_text
-CREATE OR REPLACE VIEW group_records AS
+CREATE OR REPLACE VIEW group_records WITH (DEFER_BINDING) AS
 WITH folded AS (
     SELECT
         group_id,

@@ -1,7 +1,7 @@
 -- what: where every group stands, without reading a token. `due`: all its rollouts have ended, nothing closed it yet
 -- grain: group
 -- reads: group_records, attempts
-CREATE OR REPLACE VIEW group_states AS
+CREATE OR REPLACE VIEW group_states WITH (DEFER_BINDING) AS
 WITH counted AS (
     SELECT
         group_id,

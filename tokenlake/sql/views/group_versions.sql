@@ -2,7 +2,7 @@
 --   published afterwards. A group without a valid row takes its dispatch version; NULL means unknown
 -- grain: group
 -- reads: judged_rollouts, group_records, rows
-CREATE OR REPLACE VIEW group_versions AS
+CREATE OR REPLACE VIEW group_versions WITH (DEFER_BINDING) AS
 WITH judged AS (
     SELECT
         group_id,

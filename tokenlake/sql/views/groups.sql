@@ -2,7 +2,7 @@
 --   with it now (`wait`, `publish` or `drop`; NULL when it is closed)
 -- grain: group
 -- reads: group_states, group_versions
-CREATE OR REPLACE VIEW groups AS
+CREATE OR REPLACE VIEW groups WITH (DEFER_BINDING) AS
 WITH judged AS (
     SELECT
         states.*,

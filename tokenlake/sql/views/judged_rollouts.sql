@@ -4,7 +4,7 @@
 --   terminal the first root is read for its prompt and the first orphan for its reason
 -- grain: rollout
 -- reads: rollout_trees, verified_calls, placeholder_reason
-CREATE OR REPLACE VIEW judged_rollouts AS
+CREATE OR REPLACE VIEW judged_rollouts WITH (DEFER_BINDING) AS
 WITH placed AS (
     SELECT
         group_id,

@@ -1,7 +1,7 @@
 -- what: the sequence of each terminal chain, whether or not it passes its checks: ids, mask and logprobs in parallel
 -- grain: rollout
 -- reads: judged_rollouts
-CREATE OR REPLACE VIEW linear_rows AS
+CREATE OR REPLACE VIEW linear_rows WITH (DEFER_BINDING) AS
 SELECT
     rollout_id,
     group_id,

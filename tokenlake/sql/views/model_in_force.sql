@@ -1,7 +1,7 @@
 -- what: vocabulary size and pad id of the model that was registered last
 -- grain: one row
 -- reads: lineage, json_text
-CREATE OR REPLACE VIEW model_in_force AS
+CREATE OR REPLACE VIEW model_in_force WITH (DEFER_BINDING) AS
 WITH latest AS (
     SELECT arg_max(detail, row(lineage.at, event_writer, event_seq)) AS detail
     FROM lineage

@@ -1,7 +1,7 @@
 -- what: the policies in force: the last `policy_set`, defaults where it is silent
 -- grain: one row
 -- reads: lineage, json_text
-CREATE OR REPLACE VIEW policies AS
+CREATE OR REPLACE VIEW policies WITH (DEFER_BINDING) AS
 WITH latest AS (
     SELECT arg_max(detail, row(lineage.at, event_writer, event_seq)) AS detail
     FROM lineage

@@ -2,7 +2,7 @@
 --   not to be dropped. All columns of a row but `row_digest` and `published_at`
 -- grain: row
 -- reads: candidate_rows
-CREATE OR REPLACE VIEW publishable_rows AS
+CREATE OR REPLACE VIEW publishable_rows WITH (DEFER_BINDING) AS
 SELECT * EXCLUDE (rollout_index, valid_rows, n, closed_by, drop_reason)
 FROM candidate_rows
 WHERE closed_by IS NULL AND drop_reason IS NULL;

@@ -2,7 +2,7 @@
 --   that no `group_published` event names (left by a crash) are not here, and no later event changes what is
 -- grain: row
 -- reads: rows, group_records
-CREATE OR REPLACE VIEW ready_rows AS
+CREATE OR REPLACE VIEW ready_rows WITH (DEFER_BINDING) AS
 WITH complete AS (
     SELECT
         groups.group_id,

@@ -5,7 +5,7 @@
 --   or met before (a cycle), which `call_checks` names
 -- grain: rollout
 -- reads: attempts, committed_calls, walk_path
-CREATE OR REPLACE VIEW rollout_trees AS
+CREATE OR REPLACE VIEW rollout_trees WITH (DEFER_BINDING) AS
 WITH folded AS (
     SELECT
         attempts.group_id,

@@ -2,7 +2,7 @@
 --   dropped is seen as it was then
 -- grain: rollout
 -- reads: judged_rollouts
-CREATE OR REPLACE VIEW rollouts AS
+CREATE OR REPLACE VIEW rollouts WITH (DEFER_BINDING) AS
 SELECT
     rollout_id,
     group_id,

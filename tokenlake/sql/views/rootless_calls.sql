@@ -3,7 +3,7 @@
 --   with the same id elsewhere says nothing while the parent is in the attempt itself, which the reader has to check
 -- grain: call
 -- reads: committed_calls, walk_path
-CREATE OR REPLACE VIEW rootless_calls AS
+CREATE OR REPLACE VIEW rootless_calls WITH (DEFER_BINDING) AS
 WITH folded AS (
     SELECT
         group_id,

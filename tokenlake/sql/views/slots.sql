@@ -1,7 +1,7 @@
 -- what: the N places of every registered group
 -- grain: rollout
 -- reads: group_records
-CREATE OR REPLACE VIEW slots AS
+CREATE OR REPLACE VIEW slots WITH (DEFER_BINDING) AS
 WITH numbered AS (
     SELECT
         group_id,

@@ -3,7 +3,7 @@
 --   not tell where new weights came in during a call
 -- grain: row x run of sampled tokens
 -- reads: ready_rows, committed_calls, deltas
-CREATE OR REPLACE VIEW token_versions AS
+CREATE OR REPLACE VIEW token_versions WITH (DEFER_BINDING) AS
 WITH placed AS (
     SELECT
         group_id,

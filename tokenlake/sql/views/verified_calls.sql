@@ -3,7 +3,7 @@
 --   committed. `reason`: the first fault in a fixed order; NULL when the record is sound
 -- grain: call x record (one, unless a second was staged)
 -- reads: committed_calls, deltas, rootless_calls, retirements, model_in_force
-CREATE OR REPLACE VIEW verified_calls AS
+CREATE OR REPLACE VIEW verified_calls WITH (DEFER_BINDING) AS
 WITH joined AS (
     SELECT
         calls.group_id,
