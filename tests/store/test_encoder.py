@@ -2,6 +2,7 @@
 
 import math
 import struct
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tokenlake.errors import InvalidInput
 from tokenlake.store.columns import columns_of
 from tokenlake.store.delta import Delta
 from tokenlake.store.encode import DELTA_LAYOUT, EVENT_LAYOUT, encode_delta, encode_event, encode_events
+from tokenlake.store.plain import Plain, read_plain
 from tokenlake.store.records import delta_at, event_rows
 from tokenlake.store.schema import DELTA, LINEAGE
 
@@ -152,6 +154,50 @@ def test_a_changed_byte_anywhere_never_breaks_the_reader(make_delta: Any) -> Non
         damaged[at] ^= 0x41
         found = delta_at(memoryview(damaged), 0, len(damaged), 0, DELTA)
         assert found is None or isinstance(found, Delta)
+
+
+@given(st.lists(deltas(), min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_many_deltas_read_at_once_are_those_read_one_by_one(given_deltas: list[Delta]) -> None:
+    data, places = segment_of(given_deltas)
+    plain = read_plain(DELTA_LAYOUT, data, places)
+    assert (plain is not None) == all(d.logprobs is not None and not d.logprob_nulls for d in given_deltas)
+    if plain is not None:
+        assert differing(plain, data, places) == set()
+
+
+def test_a_changed_byte_anywhere_reads_at_once_as_it_reads_alone(make_delta: Any) -> None:
+    one = make_delta(generation_segments=((0, 1, "abort"),), weight_version_spans=((3, 0, 1),), extras='{"a":1}')
+    data, places = segment_of([make_delta(), one, make_delta(call_id="c1", parent_call_id="c0", depth=1)])
+    read_at_once = 0
+    for at in range(places[1][0], sum(places[1])):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x41
+        plain = read_plain(DELTA_LAYOUT, memoryview(damaged), places)
+        if plain is not None:
+            read_at_once += 1
+            assert differing(plain, memoryview(damaged), places) == set()
+    assert read_at_once > 100
+
+
+def segment_of(given_deltas: list[Delta]) -> tuple[memoryview, list[tuple[int, int]]]:
+    """Messages one after the other, and where each is."""
+    messages = [encode_delta(delta) for delta in given_deltas]
+    starts = accumulate(map(len, messages), initial=0)
+    return memoryview(b"".join(messages)), [(start, len(each)) for start, each in zip(starts, messages, strict=False)]
+
+
+def differing(plain: Plain, data: memoryview, places: list[tuple[int, int]]) -> set[str]:
+    """The columns in which reading at once and reading one by one disagree."""
+    rows = [DELTA_LAYOUT.decode(data, start, start + length) for start, length in places]
+    alone = pa.RecordBatch.from_arrays(columns_of(DELTA_LAYOUT, [row for row in rows if row]), schema=DELTA)
+    found = plain.batch()
+    found.validate(full=True)
+    # A damaged time may be one that Python has no object for.
+    at = DELTA.get_field_index("staged_at")
+    read = [b.set_column(at, "staged_at", b.column(at).cast(pa.int64())).to_pylist() for b in (found, alone)]
+    pairs = zip(*read, strict=True)
+    return {name for one, other in pairs for name in DELTA.names if not same(one[name], other[name])}
 
 
 EVENT_VALUES = {

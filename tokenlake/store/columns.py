@@ -14,7 +14,7 @@ from tokenlake.store.layout import Layout, Tail
 from tokenlake.store.records import segments_of, spans_of
 from tokenlake.store.shape import Kind, Leaf, Shape
 
-__all__ = ["Decoded", "columns_of", "readable_columns"]
+__all__ = ["Decoded", "columns_of", "head_column", "readable_columns"]
 
 Decoded = tuple[Shape, tuple[Any, ...], list[Any]]
 """What `Layout.decode` gives for one message."""
@@ -35,13 +35,13 @@ def columns_of(layout: Layout, rows: Sequence[Decoded]) -> list[pa.Array]:
     leaves = iter(layout.leaves)
     for leaf in leaves:
         if leaf.kind != Kind.STRUCT:
-            made.append(_head(leaf, values[at], _mask(rows, at) if nulls[at] else None))
+            made.append(head_column(leaf, values[at], _mask(rows, at) if nulls[at] else None))
             at += 1
             continue
         children: list[pa.Array] = []
         for _ in range(leaf.type.num_fields):
             child = next(leaves)
-            children.append(_head(child, values[at], _mask(rows, at) if nulls[at] else None))
+            children.append(head_column(child, values[at], _mask(rows, at) if nulls[at] else None))
             at += 1
         made.append(pa.StructArray.from_arrays(children, fields=list(leaf.type)))
     for i, tail in enumerate(layout.tails):
@@ -65,7 +65,8 @@ def _mask(rows: Sequence[Decoded], at: int) -> list[bool]:
     return [row[0].nulls[at] for row in rows]
 
 
-def _head(leaf: Leaf, values: tuple[Any, ...], mask: list[bool] | None) -> pa.Array:
+def head_column(leaf: Leaf, values: tuple[Any, ...], mask: list[bool] | None) -> pa.Array:
+    """One column of a head from its raw values, NULL where `mask` says so."""
     if leaf.kind == Kind.TEXT:
         return _text(values, mask)
     if leaf.kind == Kind.NESTED:

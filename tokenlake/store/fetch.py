@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, cast
 
 import duckdb
@@ -23,6 +24,7 @@ from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.plain import Plain, read_plain
 from tokenlake.store.records import conform
 from tokenlake.store.schema import DELTA, ROW
 from tokenlake.store.shape import Kind
@@ -44,11 +46,14 @@ _MOMENT = 1.0
 """Seconds that a thread keeps what it decoded last."""
 
 _MAX_KEPT = 128
+_MANY = 32
+"""Fewer records than this are read one by one as fast."""
+
 _ABSENT, _BY_HAND = 0, 1
 _SEGMENT = re.compile(r"(?:deltas/[A-Za-z0-9_-]{1,100}|rows)/[0-9]{6,10}\.arrow")
 
 _Place = tuple[Any, ...]
-_Found = Decoded | tuple[pa.RecordBatch, int] | None
+_Found = Decoded | tuple[pa.RecordBatch | Plain, int] | None
 
 
 class Fetcher:
@@ -65,21 +70,19 @@ class Fetcher:
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
         """Make the four functions known to a database; its cursors have them too."""
         boolean = sqltypes.BOOLEAN
-        add_function(con, "tl_has_delta", lambda *c: self._has(self._delta, c), _DELTA_ARGUMENTS, boolean)
-        add_function(con, "tl_has_row", lambda *c: self._has(self._row, c), _ROW_ARGUMENTS, boolean)
+        add_function(con, "tl_has_delta", lambda *c: self._has(self._deltas, c), _DELTA_ARGUMENTS, boolean)
+        add_function(con, "tl_has_row", lambda *c: self._has(self._rows, c), _ROW_ARGUMENTS, boolean)
         delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
-        add_function(con, "tl_delta", lambda *c: self._give(self._delta, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
-        add_function(con, "tl_row", lambda *c: self._give(self._row, c, ROW), _ROW_ARGUMENTS, sql_type(row))
+        add_function(con, "tl_delta", lambda *c: self._give(self._deltas, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
+        add_function(con, "tl_row", lambda *c: self._give(self._rows, c, ROW), _ROW_ARGUMENTS, sql_type(row))
 
     def deltas(self, places: Sequence[_Place]) -> pa.ChunkedArray:
         """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
-        batches: _Batches = {}
-        return _assemble([self._delta(place, batches) for place in places], DELTA)
+        return _assemble(self._deltas(places, {}), DELTA)
 
     def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         places = _places(columns)
-        batches: _Batches = {}
-        found = [read(place, batches) for place in places]
+        found = read(places, {})
         if len(self._kept) > _MAX_KEPT:
             self._kept = {}
         self._kept[threading.get_ident()] = (time.monotonic(), dict(zip(places, found, strict=True)))
@@ -91,15 +94,47 @@ class Fetcher:
         since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
         if time.monotonic() - since > _MOMENT:
             kept = {}
-        batches: _Batches = {}
+        missing = [place for place in places if place not in kept]
+        if missing:
+            kept = kept | dict(zip(missing, read(missing, {}), strict=True))
+            self.decoded += len(missing)
+        return _assemble([kept[place] for place in places], schema)
+
+    def _deltas(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
+        """The records at places: those of one segment at once if there are many and they are plain, else one by one."""
         found: list[_Found] = []
-        for place in places:
-            if place in kept:
-                found.append(kept[place])
-            else:
-                found.append(read(place, batches))
-                self.decoded += 1
-        return _assemble(found, schema)
+        for _, run in groupby(places, key=itemgetter(0, 1)):
+            found += self._stretch(list(run), batches)
+        return found
+
+    def _stretch(self, places: list[_Place], batches: _Batches) -> list[_Found]:
+        if len(places) < _MANY or any(place[4] for place in places):
+            return [self._delta(place, batches) for place in places]
+        plain = self._plain(places, batches)
+        if plain is not None:
+            return [(plain, row) for row in range(len(places))]
+        half = len(places) // 2
+        return [*self._stretch(places[:half], batches), *self._stretch(places[half:], batches)]
+
+    def _plain(self, places: Sequence[_Place], batches: _Batches) -> Plain | None:
+        """The records of one segment, or None where one is not plain or not of the key that the index says."""
+        columns = list(zip(*places, strict=True))
+        if any(None in column for column in columns):
+            return None
+        name = f"deltas/{columns[0][0]}/{columns[1][0]:06d}.arrow"
+        ends = map(sum, zip(columns[2], columns[3], strict=True))
+        mapped = self._mapped(name, 0, max(ends), batches)
+        if mapped is None or min(columns[2]) < 0:
+            return None
+        plain = read_plain(DELTA_LAYOUT, mapped.view, list(zip(columns[2], columns[3], strict=True)))
+        if plain is None or any(
+            plain.column(key).to_pylist() != list(given) for key, given in zip(_DELTA_KEY, columns[5:], strict=True)
+        ):
+            return None
+        return plain
+
+    def _rows(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
+        return [self._row(place, batches) for place in places]
 
     def _delta(self, place: _Place, batches: _Batches) -> _Found:
         writer, segment, offset, length, row, rollout_id, attempt, call_id = place
@@ -161,7 +196,7 @@ class Fetcher:
 
 _Batches = dict[Any, Any]
 """What one call has opened: maps by name, batches by place."""
-_Read = Callable[[_Place, _Batches], _Found]
+_Read = Callable[[Sequence[_Place], _Batches], list[_Found]]
 
 
 def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
@@ -184,8 +219,9 @@ def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
                 fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
                 pieces.append(pa.StructArray.from_arrays(columns, fields=fields))
         else:
-            taken = _rows_of(rows[0][0], [row for _, row in rows])
-            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(kind)))
+            source = rows[0][0].batch() if isinstance(rows[0][0], Plain) else rows[0][0]
+            taken = _rows_of(source, [row for _, row in rows])
+            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema)))
     if not pieces:
         return pa.chunked_array([], type=kind)
     wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)

@@ -2,8 +2,8 @@
 
 Each function takes a whole vector as Arrow arrays and hashes slices of their buffers; no token becomes a Python number.
 A function never raises for what a record holds: where the format requires a value that is NULL, the digest is NULL, and
-the view that compares it says what is wrong. Deltas, of which there are many, are framed a column at a time with memos
-for what repeats, in a third of the time of `digest.delta_digest`; a test holds the two equal.
+the view that compares it says what is wrong. Deltas, of which there are many, are framed a vector at a time
+(`framing`); a test holds that equal to `digest.delta_digest`.
 
     tl_chain_hash(parent, token_ids)              chain hash of a delta after its parent's
     tl_delta_digest(schema_version, ...)          digest of a delta record, its arguments as in `_DELTA_ARGUMENTS`
@@ -14,13 +14,9 @@ for what repeats, in a third of the time of `digest.delta_digest`; a test holds 
 from __future__ import annotations
 
 import inspect
-import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
-from hashlib import sha256
-from itertools import pairwise, repeat
-from operator import sub
+from itertools import pairwise
 from typing import Any
 
 import duckdb
@@ -28,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import sqltypes
 
-from tokenlake.store import digest
+from tokenlake.store import digest, framing
 from tokenlake.store.digest import ArrayBytes
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.sqlfunction import add_function
@@ -56,7 +52,10 @@ _DELTA_ARGUMENTS = (
     "logprobs",
 )
 _DELTA_REQUIRED = ("schema_version", "rollout_id", "attempt", "call_id", "mode", "prev_len", "cum_len", "chain_hash")
-_DELTA_NESTED = ("sampling", "chain_hash", "token_ids", "token_mask", "logprobs")
+_DELTA_ARRAYS = ("token_ids", "token_mask", "logprobs")
+_LONG = 8192
+"""Elements of an array from which copying it costs more than the Python steps that a copy saves."""
+
 _ROW_ARGUMENTS = tuple(inspect.signature(digest.row_digest).parameters)
 _ROW_ARRAYS = ("prompt_ids_for_adv", "input_ids", "token_mask", "logprobs")
 _ROW_OPTIONAL = frozenset(field.name for field in ROW if field.nullable) | frozenset(_ROW_ARRAYS)
@@ -88,49 +87,6 @@ def _digests(function: Callable[..., Iterable[bytes | None]]) -> Callable[..., p
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-_u64 = lru_cache(maxsize=4096)(struct.Struct("<Q").pack)
-_i64 = lru_cache(maxsize=4096)(struct.Struct("<q").pack)
-_f64 = struct.Struct("<d").pack
-_NULL_ARRAY = b"\xff" * 8
-_NO_NULLS = bytes(8)
-
-
-def _id(value: str) -> bytes:
-    raw = value.encode()
-    return _u64(len(raw)) + raw
-
-
-_text = lru_cache(maxsize=256)(_id)
-
-
-def _opt_id(value: str | None) -> bytes:
-    return b"\0" if value is None else b"\1" + _id(value)
-
-
-_opt_text = lru_cache(maxsize=256)(_opt_id)
-
-
-@lru_cache(maxsize=4096)
-def _opt_int(value: int | None) -> bytes:
-    return b"\0" if value is None else b"\1" + _i64(value)
-
-
-@lru_cache(maxsize=4096)
-def _sampling(value: tuple[float | None, float | None, int | None, str | None] | None) -> bytes:
-    if value is None:
-        return b"\0"
-    temperature, top_p, top_k, logprob_mode = value
-    floats = (b"\0" if each is None else b"\1" + _f64(each) for each in (temperature, top_p))
-    return b"".join((b"\1", *floats, _opt_int(top_k), _opt_text(logprob_mode)))
-
-
-def _structs(column: pa.Array) -> list[tuple[Any, ...] | None]:
-    rows = zip(*(column.field(i).to_pylist() for i in range(column.type.num_fields)), strict=True)
-    if column.null_count:
-        return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
-    return list(rows)
 
 
 def _arrays(column: pa.Array) -> list[ArrayBytes | None]:
@@ -169,95 +125,85 @@ def _holes(values: pa.Array, offsets: list[int]) -> dict[int, list[int]]:
     return inside
 
 
-def _framed(column: pa.Array) -> Iterable[tuple[bytes, Any, bytes]]:
-    """What is hashed of each list of a vector: its count, its raw elements, the positions of its NULLs."""
-    values = column.values
-    if column.null_count or values.null_count:
-        return map(_frame, _arrays(column))
-    width = values.type.bit_width // 8
-    data = values.buffers()[1]
-    raw = memoryview(b"" if data is None else data)[values.offset * width :]
-    offsets = _offsets(column)
-    ends = [offset * width for offset in offsets]
-    return zip(
-        map(_u64, map(sub, offsets[1:], offsets)),
-        map(raw.__getitem__, map(slice, ends, ends[1:])),
-        repeat(_NO_NULLS, len(column)),
-        strict=True,
-    )
+def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> list[bytes]:
+    odd = _odd(token_ids)
+    if odd:
+        pairs = zip(parent.to_pylist(), _arrays(token_ids), strict=True)
+        return [digest.chain_hash(before, ids) for before, ids in pairs]
+    count, raw = framing.counted(token_ids)
+    before = framing.optional(parent, parent.cast(pa.large_binary()).fill_null(b""))
+    return framing.hashes(framing.joined(b"tokenlake.chain.1", before, count, raw))
 
 
-def _frame(array: ArrayBytes | None) -> tuple[bytes, Any, bytes]:
-    if array is None:
-        return (_NULL_ARRAY, b"", b"")
-    nulls = array.nulls
-    return (_u64(array.count), array.raw, struct.pack(f"<{len(nulls) + 1}Q", len(nulls), *nulls))
-
-
-def _blobs(column: pa.Array) -> Iterable[memoryview]:
-    """Each value of a vector of binaries, empty where it is NULL."""
-    data = column.buffers()[2]
-    offsets = _offsets(column)
-    return map(memoryview(b"" if data is None else data).__getitem__, map(slice, offsets, offsets[1:]))
-
-
-def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> Iterator[bytes]:
-    given = (b"tokenlake.chain.1\0", b"tokenlake.chain.1\1")
-    heads = map(b"".join, zip(map(given.__getitem__, parent.is_valid().to_pylist()), _blobs(parent), strict=True))
-    for head, (count, raw, _) in zip(heads, _framed(token_ids), strict=True):
-        hashed = sha256(head + count)
-        hashed.update(raw)
-        yield hashed.digest()
-
-
-def _delta_digests(*columns: pa.Array) -> Iterator[bytes | None]:
+def _delta_digests(*columns: pa.Array) -> list[bytes | None]:
     given: dict[str, pa.Array] = dict(zip(_DELTA_ARGUMENTS, columns, strict=True))
     broken = _broken(given)
-    read = {name: column.to_pylist() for name, column in given.items() if name not in _DELTA_NESTED}
-    for name in _DELTA_REQUIRED if broken else ():
-        if name in read:
-            read[name] = _filled(read[name], name)
-    heads = map(
-        b"".join,
-        zip(
-            repeat(b"tokenlake.delta.1", len(columns[0])),
-            map(_u64, read["schema_version"]),
-            map(_id, read["rollout_id"]),
-            map(_i64, read["attempt"]),
-            map(_id, read["call_id"]),
-            map(_opt_id, read["parent_call_id"]),
-            map(_text, read["mode"]),
-            map(_i64, read["prev_len"]),
-            map(_i64, read["cum_len"]),
-            map(_opt_int, read["weight_version"]),
-            map(_opt_int, read["weight_version_end"]),
-            map(_opt_text, read["finish_reason"]),
-            map(_sampling, _structs(given["sampling"])),
-            map(_extras_digest, read["extras"]),
-            _blobs(given["chain_hash"]),
-            strict=True,
-        ),
+    odd = set[int]().union(*(_odd(given[name]) for name in _DELTA_ARRAYS))
+    found: list[bytes | None] = [None] * len(columns[0])
+    plain = [row for row in range(len(found)) if row not in broken and row not in odd]
+    rows = pa.array(plain, pa.int64())
+    whole = len(plain) == len(found)
+    kept = given if whole else {name: column.take(rows) for name, column in given.items()}
+    for row, hashed in zip(plain, framing.hashes(_delta_frames(kept)), strict=True):
+        found[row] = hashed
+    for row in odd - broken:
+        found[row] = _delta_digest({name: column.slice(row, 1) for name, column in given.items()})
+    return found
+
+
+def _delta_frames(given: Mapping[str, pa.Array]) -> pa.Array:
+    """What is hashed of each record, none of which lacks anything."""
+    arrays = (piece for name in _DELTA_ARRAYS for piece in (*framing.counted(given[name]), framing.NO_NULLS))
+    return framing.joined(
+        b"tokenlake.delta.1",
+        framing.word(given["schema_version"]),
+        framing.text(given["rollout_id"]),
+        framing.word(given["attempt"]),
+        framing.text(given["call_id"]),
+        framing.optional(given["parent_call_id"], framing.text(given["parent_call_id"])),
+        framing.text(given["mode"]),
+        framing.word(given["prev_len"]),
+        framing.word(given["cum_len"]),
+        framing.optional(given["weight_version"], framing.word(given["weight_version"])),
+        framing.optional(given["weight_version_end"], framing.word(given["weight_version_end"])),
+        framing.optional(given["finish_reason"], framing.text(given["finish_reason"])),
+        _sampling_frames(given["sampling"]),
+        _extras_digests(given["extras"]),
+        given["chain_hash"].cast(pa.large_binary()),
+        *arrays,
     )
-    arrays = [_framed(given[name]) for name in ("token_ids", "token_mask", "logprobs")]
-    for row, (head, ids, mask, logprobs) in enumerate(zip(heads, *arrays, strict=True)):
-        # Updates cost less than a copy of the elements.
-        hashed = sha256(head + ids[0])
-        hashed.update(ids[1])
-        hashed.update(ids[2] + mask[0])
-        hashed.update(mask[1])
-        hashed.update(mask[2] + logprobs[0])
-        hashed.update(logprobs[1])
-        hashed.update(logprobs[2])
-        yield None if row in broken else hashed.digest()
 
 
-def _filled(values: list[Any], name: str) -> list[Any]:
-    """Values that can be framed, for rows that have no digest anyway."""
-    spare: Any = "" if pa.types.is_string(DELTA.field(name).type) else 0
-    return [spare if value is None or (name == "schema_version" and value < 0) else value for value in values]
+def _sampling_frames(column: pa.Array) -> pa.Array:
+    temperature, top_p, top_k, mode = column.flatten()
+    fields = (framing.optional(each, framing.word(each)) for each in (temperature, top_p, top_k))
+    return framing.optional(column, framing.joined(*fields, framing.optional(mode, framing.text(mode))))
 
 
-_extras_digest = lru_cache(maxsize=64)(digest.extras_digest)
+def _extras_digests(column: pa.Array) -> pa.Array:
+    if column.null_count == len(column):
+        return pa.array([digest.extras_digest(None)] * len(column), pa.large_binary())
+    return pa.array(map(digest.extras_digest, column.to_pylist()), pa.large_binary())
+
+
+def _delta_digest(given: Mapping[str, pa.Array]) -> bytes:
+    """The digest of one record that has NULLs in its arrays, or long ones."""
+    values: dict[str, Any] = {
+        name: _arrays(column)[0] if name in _DELTA_ARRAYS else column[0].as_py() for name, column in given.items()
+    }
+    sampling, extras = values.pop("sampling"), values.pop("extras")
+    return digest.delta_digest(
+        sampling=None if sampling is None else tuple(sampling.values()),
+        extras_digest=digest.extras_digest(extras),
+        **values,
+    )
+
+
+def _odd(column: pa.Array) -> set[int]:
+    """Lists that are NULL, have a NULL inside, or are so long that their bytes are better hashed where they are."""
+    long = pc.greater(pc.list_value_length(column), _LONG).fill_null(True)
+    odd = set(pc.indices_nonzero(long).to_pylist()) if pc.any(long).as_py() else set[int]()
+    return odd | set(_holes(column.values, _offsets(column)))
 
 
 def _broken(columns: Mapping[str, pa.Array]) -> set[int]:

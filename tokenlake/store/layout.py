@@ -57,7 +57,7 @@ class Layout:
         data = template.to_pybytes()
         meta = data[8:]
         message = flatbuffer.root(meta)
-        self._length_at = 8 + _present(flatbuffer.field(meta, message, 3))
+        self.length_at = 8 + _present(flatbuffer.field(meta, message, 3))
         batch = flatbuffer.indirect(meta, _present(flatbuffer.field(meta, message, 2)))
         nodes, n_nodes = flatbuffer.vector(meta, _present(flatbuffer.field(meta, batch, 1)))
         buffers, n_buffers = flatbuffer.vector(meta, _present(flatbuffer.field(meta, batch, 2)))
@@ -67,19 +67,19 @@ class Layout:
         tail_nodes = sum(1 if tail.width == 0 else 2 for tail in self.tails)
         tail_buffers = sum(3 if tail.width == 0 else 4 for tail in self.tails)
         self._tail_nodes_at = self._nodes_at + 16 * (n_nodes - tail_nodes)
-        self._tail_buffers_at = self._buffers_at + 16 * (n_buffers - tail_buffers)
+        self.tail_buffers_at = self._buffers_at + 16 * (n_buffers - tail_buffers)
         self._tail_nodes = struct.Struct(f"<{2 * tail_nodes}q")
         self._tail_buffers = struct.Struct(f"<{2 * tail_buffers}q")
         self._head_nodes = struct.Struct(f"<{2 * (n_nodes - tail_nodes)}q")
         self._head_buffers = struct.Struct(f"<{2 * (n_buffers - tail_buffers)}q")
         self._body_length = struct.Struct("<q")
         cuts = [
-            (self._length_at, 8),
-            (self._tail_buffers_at, self._tail_buffers.size),
+            (self.length_at, 8),
+            (self.tail_buffers_at, self._tail_buffers.size),
             (self._tail_nodes_at, self._tail_nodes.size),
         ]
         self._fixed = _between(sorted(cuts), self.meta_size)
-        self.prefix = self._template[: self._length_at]
+        self.prefix = self._template[: self.length_at]
         """What every one-row batch of this schema starts with: where to look for the next one after damage."""
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._by_meta: dict[bytes, Shape] = {}
@@ -106,9 +106,9 @@ class Layout:
         for width, value in zip(self._tail_widths, tails, strict=True):
             position = _put_tail(width, value, position, parts, nodes, buffers)
         meta = bytearray(shape.meta)
-        self._body_length.pack_into(meta, self._length_at, position)
+        self._body_length.pack_into(meta, self.length_at, position)
         self._tail_nodes.pack_into(meta, self._tail_nodes_at, *nodes)
-        self._tail_buffers.pack_into(meta, self._tail_buffers_at, *buffers)
+        self._tail_buffers.pack_into(meta, self.tail_buffers_at, *buffers)
         parts[0] = meta
         return b"".join(parts)
 
@@ -118,7 +118,7 @@ class Layout:
         meta = bytearray(self._template)
         self._head_nodes.pack_into(meta, self._nodes_at, *made.nodes)
         self._head_buffers.pack_into(meta, self._buffers_at, *made.buffers)
-        shape = Shape(bytes(meta), made.size, made.pack.pack, made.unpack.unpack_from, made.nulls)
+        shape = Shape(bytes(meta), made.size, made.pack.pack, made.unpack.unpack_from, made.nulls, made.slots)
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
             self._by_meta.clear()
@@ -146,6 +146,11 @@ class Layout:
         found = self._head(data, start, end)
         return None if found is None else found[0].unpack(found[2])
 
+    def shape_at(self, view: memoryview, start: int) -> Shape | None:
+        """The shape of the message at `start`, whose metadata is there whole; None: not one that `assemble` wrote."""
+        shape = self._by_meta.get(b"".join([view[start + a : start + b] for a, b in self._fixed]))
+        return shape or self._recognize(bytes(view[start : start + self.meta_size]))
+
     def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, memoryview] | None:
         """(shape, metadata, body) of a message of a known shape."""
         body = start + self.meta_size
@@ -155,13 +160,13 @@ class Layout:
         shape = self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
         if shape is None:
             return None
-        length = self._body_length.unpack_from(meta, self._length_at)[0]
+        length = self._body_length.unpack_from(meta, self.length_at)[0]
         if length < shape.size or body + length > end:
             return None
         return shape, meta, memoryview(data)[body : body + length]
 
     def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
-        numbers = self._tail_buffers.unpack_from(meta, self._tail_buffers_at)
+        numbers = self._tail_buffers.unpack_from(meta, self.tail_buffers_at)
         if min(numbers) < 0:
             return None
         tails: list[Any] = []

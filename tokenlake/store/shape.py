@@ -60,6 +60,8 @@ class Shape:
     unpack: Any
     nulls: tuple[bool, ...]
     """One for each leaf but structs."""
+    slots: tuple[tuple[int, int], ...]
+    """(offset in the body, bytes) of the value of each leaf but structs."""
 
 
 def leaves_of(schema: pa.Schema) -> list[Leaf]:
@@ -92,6 +94,7 @@ class Plan:
     pack: struct.Struct
     unpack: struct.Struct
     nulls: tuple[bool, ...]
+    slots: tuple[tuple[int, int], ...]
 
 
 def plan(leaves: Sequence[Leaf], key: Sequence[Any]) -> Plan:
@@ -101,6 +104,7 @@ def plan(leaves: Sequence[Leaf], key: Sequence[Any]) -> Plan:
     nodes: list[int] = []
     buffers: list[int] = []
     nulls: list[bool] = []
+    slots: list[tuple[int, int]] = []
     for leaf in leaves:
         if leaf.kind == Kind.STRUCT:
             nodes += (1, 0)
@@ -120,6 +124,7 @@ def plan(leaves: Sequence[Leaf], key: Sequence[Any]) -> Plan:
         if leaf.kind in (Kind.REQUIRED, Kind.OPTIONAL):
             slot = max(leaf.width, 8)
             buffers += (pos, leaf.width)
+            slots.append((pos, leaf.width))
             pack.append(f"{slot}x" if null else leaf.code)
             unpack.append(leaf.code)
             pos += slot
@@ -128,10 +133,12 @@ def plan(leaves: Sequence[Leaf], key: Sequence[Any]) -> Plan:
         pos += 8
         used = _variable(leaf, size, pos, nodes, buffers)
         padded = -used % 8
+        slots.append((pos - 8, 8 + used) if leaf.kind == Kind.NESTED else (pos, used))
         pack.append("8x" if null else f"4xi{used}s{padded}x")
         unpack.append(f"{8 + used}s{padded}x" if leaf.kind == Kind.NESTED else f"8x{used}s{padded}x")
         pos += used + padded
-    return Plan(nodes, buffers, pos, struct.Struct("".join(pack)), struct.Struct("".join(unpack)), tuple(nulls))
+    formats = struct.Struct("".join(pack)), struct.Struct("".join(unpack))
+    return Plan(nodes, buffers, pos, *formats, tuple(nulls), tuple(slots))
 
 
 def sizes_of(leaves: Sequence[Leaf], nodes: Sequence[int], buffers: Sequence[int]) -> tuple[Any, ...]:
