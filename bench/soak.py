@@ -74,8 +74,8 @@ def soak(lake_path: Path, *, rollouts: int, turns: int, in_flight: int) -> Soak:
             agents: list[_Agent] = []
             for group in range(-(-rollouts // _GROUP)):
                 size = min(_GROUP, rollouts - group * _GROUP)
-                for slot in client.register_group(f"soak{group}", size)["rollouts"]:
-                    agents.append((slot["rollout_id"], slot["base_url"], slot["data_capability"]))
+                slots = client.register_group(f"soak{group}", size)["rollouts"]
+                agents.extend((slot["rollout_id"], slot["base_url"], slot["data_capability"]) for slot in slots)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 began = time.monotonic()
                 answers: list[list[str]] = pool.apply(_run, (agents, turns, in_flight))

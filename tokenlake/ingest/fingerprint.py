@@ -7,10 +7,10 @@ Two digests grow turn by turn, each a SHA-256 over framed fields (tag, length, b
 
 Both leave reasoning out, because clients may drop it; each turn's reasoning is digested beside them, so that a client
 that keeps it must keep it unchanged. Tool-call arguments compare as JSON values: key order, spacing and escapes do not
-count, no text is the empty object, `true` is not `1`, `"1"` is not `1`, and numbers are equal when their values are (`2` and `2.0`: what a client
-that decodes and encodes them turns into each other). Text that is not JSON compares as it is. Tool-call ids are
-linkage: a tool result is hashed with the position of the call it answers, which also says the name of its tool. One request is hashed once, in time linear
-in its length.
+count, no text is the empty object, `true` is not `1`, `"1"` is not `1`, and numbers are equal when their values are
+(`2` and `2.0`: what a client that decodes and encodes them turns into each other). Text that is not JSON compares as it
+is. Tool-call ids are linkage: a tool result is hashed with the position of the call it answers, which also says the
+name of its tool. One request is hashed once, in time linear in its length.
 """
 
 from __future__ import annotations
