@@ -1,6 +1,6 @@
 -- what: under which weight version the sampled tokens of ready rows were sampled, as runs of positions of `input_ids`
 --   from `begins` (0-based) up to and without `ends`. `weight_version` is NULL where nobody knows: an engine that does
---   not tell where new weights came in during a call
+--   not tell where new weights came in during a call, or a record that retention removed
 -- grain: row x run of sampled tokens
 -- reads: ready_rows, committed_calls, deltas
 CREATE OR REPLACE VIEW token_versions WITH (DEFER_BINDING) AS
@@ -48,7 +48,7 @@ told AS (
             END
         ) AS span
     FROM sampled
-    INNER JOIN deltas
+    LEFT JOIN deltas
         ON
             sampled.group_id = deltas.group_id
             AND sampled.rollout_id = deltas.rollout_id
