@@ -136,7 +136,8 @@ def _input(call: ToolCall) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(call.arguments)
-        json.dumps(value, allow_nan=False)
+        # Half a surrogate pair is JSON as long as it is escaped, but a client that decoded it could not send it back.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {UNREADABLE: call.arguments}  # pyright: ignore[reportUnknownVariableType]
