@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tokenlake.ingest.tiny.engine import WEIGHTS_DIR
 from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
-from tokenlake.ingest.tiny.toolcalls import certain, parse_turn
 from tokenlake.ingest.tiny.visible import Visible
+from tokenlake.ingest.toolcalls import certain, parse_turn
 
 TOKENIZER = TinyTokenizer(WEIGHTS_DIR / "tokenizer.json")
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
