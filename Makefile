@@ -14,7 +14,7 @@ STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)';
 PEERS_STAMP := .bench/nemo-gym/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test lint format bench clean
+.PHONY: help setup demo train test crash lint format bench clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ train: $(STAMP) ## GRPO on the embedded model: the reward rises, the ratio at st
 
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--share 10")
+	@$(BIN)/python -m tests.crash.runner $(ARGS)
 
 lint: $(STAMP) ## format, style, types, layers, SQL
 	@$(BIN)/ruff format --check .

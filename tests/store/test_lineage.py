@@ -96,6 +96,11 @@ def test_a_failed_sync_breaks_no_chain(root: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "fdatasync", real)
     assert log.append("policy_set", detail="3")["event_seq"] == 1
     log.close()
+    assert [event["detail"] for event in log.events()] == ["1", "3"]
+    assert lineage_loss(root) == []
+    with Lake(root) as lake:
+        assert lake.sql("SELECT detail FROM lineage ORDER BY event_seq").fetchall() == [("1",), ("3",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
 
 
 def test_a_log_cut_at_a_batch_boundary_is_loss(root: Path) -> None:

@@ -104,10 +104,17 @@ class DeltaWriter:
         self._root = root
         self._what = f"writer {name} of lake {root}"
         directory = root / "deltas" / name
-        make_directory(directory)
-        self._lock = DirectoryLock(directory / "writer.lock", self._what)
         self._maps = SegmentMaps(root)
-        recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
+        try:
+            make_directory(directory)
+            self._lock = DirectoryLock(directory / "writer.lock", self._what)
+            try:
+                recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
+            except OSError:
+                self._lock.release()
+                raise
+        except OSError as error:
+            raise StorageFailed(f"{self._what} could not start: {error}: check the disk, then try again") from error
         self._places: OrderedDict[int, _Known] = OrderedDict()
         self._remember = remember
         self._learned: set[int] = set()
@@ -151,7 +158,7 @@ class DeltaWriter:
         place = self._place(known)
         if not (self._root / segment_name(place)).exists():
             self._learn_moved()
-            place = self._place(self._places[key])
+            place = self._place(self._places.get(key, known))
         try:
             found = self.read(place)
         except NotFound:

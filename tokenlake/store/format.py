@@ -52,6 +52,8 @@ def create_lake(path: Path) -> None:
     for folder in ("deltas", "lineage", "rows"):
         (path / folder).mkdir(exist_ok=True)
     if (path / _FILE).exists():
+        # Whoever made it may have died before this.
+        sync_directory(path.parent)
         return
     lake = {"format_version": FORMAT_VERSION, "lake_id": uuid.uuid4().hex, "created_at": time.time_ns() // 1000}
     write_durable(path / _FILE, json.dumps(lake, indent=2).encode() + b"\n")

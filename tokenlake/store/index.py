@@ -67,7 +67,7 @@ class Index:
         self._viewed: set[str] = set()
         known = con.execute(sql.read("index/known_segments")).fetchall()
         self._scanned: Scanned = {
-            (kind, writer, number): (scanned, ended) for kind, writer, number, scanned, ended in known
+            (kind, writer, number): (scanned, ended, inode) for kind, writer, number, scanned, ended, inode in known
         }
         self._stamps: dict[str, int] = {}
         self._compacted: dict[DeltaId, Place] = {}
@@ -102,6 +102,8 @@ class Index:
             try:
                 con.execute("BEGIN")
                 _apply(con, change)
+                if any(s[0] == "lineage" and (s not in self._scanned or s in change.gone) for s in change.scanned):
+                    con.execute(sql.read("index/forget_refused"))
                 con.execute("COMMIT")
             finally:
                 con.close()
@@ -138,9 +140,9 @@ def _apply(con: duckdb.DuckDBPyConnection, change: Change) -> None:
         con.execute(sql.read(_FORGET[kind]), [writer, number])
         for name in ("index/forget_scanned", "index/forget_damage"):
             con.execute(sql.read(name), [kind, writer, number])
-    for (kind, writer, number), (scanned, ended) in change.scanned.items():
+    for (kind, writer, number), read in change.scanned.items():
         con.execute(sql.read("index/forget_scanned"), [kind, writer, number])
-        con.execute(sql.read("index/insert_scanned"), [kind, writer, number, scanned, ended])
+        con.execute(sql.read("index/insert_scanned"), [kind, writer, number, *read])
     for (kind, writer, number), detail in change.damaged:
         place = segment_path((kind, writer, number))
         con.execute(sql.read("index/insert_damage"), [kind, writer, number, place, detail])

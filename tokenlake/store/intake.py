@@ -32,8 +32,8 @@ __all__ = ["Change", "Scanned", "Segment", "compacted_places", "segment_path", "
 
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
-Scanned = dict[Segment, tuple[int, bool]]
-"""How many bytes of each segment were read, and whether it ended there."""
+Scanned = dict[Segment, tuple[int, bool, int]]
+"""How many bytes of each segment were read, whether it ended there, and the inode that was read."""
 
 _VERSION = LINEAGE.get_field_index("schema_version")
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -51,7 +51,7 @@ class Change:
     """The same of each training row."""
     damaged: list[tuple[Segment, str]] = field(default_factory=list[tuple[Segment, str]])
     gone: set[Segment] = field(default_factory=set[Segment])
-    scanned: Scanned = field(default_factory=dict[Segment, tuple[int, bool]])
+    scanned: Scanned = field(default_factory=dict[Segment, tuple[int, bool, int]])
     stamps: dict[str, int] = field(default_factory=dict[str, int])
     """When each lineage anchor was written."""
     anchors: list[tuple[str, int | None, str | None]] | None = None
@@ -157,22 +157,26 @@ class _Intake:
         self.change.gone |= {s for s in self._known if s[0] == kind and wanted(s[1]) and s not in present}
         return sorted(s for s in present if not self._read_so_far(s)[1])
 
-    def _read_so_far(self, segment: Segment) -> tuple[int, bool]:
-        return self.change.scanned.get(segment) or self._known.get(segment, (0, False))
+    def _read_so_far(self, segment: Segment) -> tuple[int, bool, int]:
+        return self.change.scanned.get(segment) or self._known.get(segment, (0, False, 0))
 
     def _walk(self, segment: Segment, prefix: bytes, read: Callable[[Mapped, int, int], Any]) -> Walk[Any]:
-        """The new messages of a segment. One that shrank is read again from its start."""
+        """The new messages of a segment. One that shrank or was recovered is read again from its start.
+
+        A loss of power takes what was read but not yet synced; recovery then puts another file in its place.
+        """
         mapped = self._maps.get(segment_path(segment))
         if mapped is None or mapped.schema is None:
             return Walk()
         before = self._read_so_far(segment)
         start, size = before[0], len(mapped.view)
-        if start > size:
+        if start > size or (start and before[2] != mapped.inode):
             self.change.gone.add(segment)
             start = 0
         found: Walk[Any] = walk(mapped.view, max(start, mapped.first), size, prefix, partial(read, mapped))
-        if (found.scanned, found.ended) != before:
-            self.change.scanned[segment] = (found.scanned, found.ended)
+        after = (found.scanned, found.ended, mapped.inode)
+        if after != before:
+            self.change.scanned[segment] = after
         self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
         return found
 

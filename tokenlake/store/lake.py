@@ -56,6 +56,14 @@ class OwnedLake:
         segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
     ) -> None:
         self.path = Path(path)
+        try:
+            self._open(create, segment_max_bytes, segment_max_elements)
+        except OSError as error:
+            raise StorageFailed(
+                f"lake {self.path} could not be opened: {error}: check the disk, then start again", errno=error.errno
+            ) from error
+
+    def _open(self, create: bool, segment_max_bytes: int, segment_max_elements: int) -> None:
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
         else:

@@ -19,6 +19,7 @@ from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.deltas import check_writer_name, make_directory
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import EVENT_LAYOUT, encode_events, event_columns
+from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import blocks_of
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import SegmentMaps
@@ -47,7 +48,7 @@ def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Ite
     Raises `FormatError` for an event of a newer schema.
     """
     maps = maps or SegmentMaps(root)
-    for segment in segment_numbers(root / "lineage" / writer):
+    for segment, end in _stretches(root, writer, maps):
         name = f"lineage/{writer}/{segment:06d}.arrow"
         mapped = maps.get(name)
         if mapped is None or mapped.schema is None:
@@ -59,7 +60,28 @@ def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Ite
         for _, _, _, events in found.found:
             for event in events:
                 check_event_version(event["schema_version"], name)
-                yield event
+                if end is None or event["event_seq"] < end:
+                    yield event
+
+
+def _stretches(root: Path, writer: str, maps: SegmentMaps) -> list[tuple[int, int | None]]:
+    """Each segment, and the event with which a later one begins.
+
+    What an earlier segment holds from there on was refused: its bytes were written, but the sync failed.
+    """
+    stretches: list[tuple[int, int | None]] = []
+    end: int | None = None
+    for segment in reversed(segment_numbers(root / "lineage" / writer)):
+        stretches.append((segment, end))
+        mapped = maps.get(f"lineage/{writer}/{segment:06d}.arrow")
+        if mapped is None or mapped.schema is None:
+            continue
+        lengths = message_lengths(mapped.view, mapped.first, len(mapped.view))
+        events = lengths and event_rows(mapped.view, mapped.first, mapped.first + sum(lengths), mapped.schema)
+        if events:
+            first: int = events[0]["event_seq"]
+            end = first if end is None else min(first, end)
+    return stretches[::-1]
 
 
 def _last_event(root: Path, writer: str) -> dict[str, Any] | None:
@@ -148,7 +170,7 @@ class LineageLog:
         try:
             recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows)
             self._seq, self._at, self._head = self._last()
-        except TokenlakeError:
+        except (TokenlakeError, OSError):
             self._lock.release()
             raise
         self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)

@@ -6,6 +6,7 @@ child lets go of what it inherited, so it cannot keep a lake locked after its pa
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ import weakref
 from pathlib import Path
 from typing import Any, cast
 
-from tokenlake.errors import LakeLocked, TokenlakeError
+from tokenlake.errors import LakeLocked, StorageFailed, TokenlakeError
 
 __all__ = ["SEGMENTS_LOCK", "DirectoryLock", "check_process"]
 
@@ -29,7 +30,12 @@ class DirectoryLock:
     """
 
     def __init__(self, path: Path, what: str, *, shared: bool = False) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageFailed(
+                f"{path} cannot be locked ({error.strerror}): {what} needs a disk that takes writes"
+            ) from error
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -42,8 +48,10 @@ class DirectoryLock:
             ) from error
         self.pid = os.getpid()
         note = json.dumps({"pid": self.pid, "since": int(time.time())}).encode()
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, note, 0)
+        # The note only helps who is refused; the lock is held without it, on a full disk too.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, note, 0)
         _held.add(self)
 
     @classmethod

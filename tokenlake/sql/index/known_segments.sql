@@ -6,5 +6,6 @@ SELECT
     writer,
     segment,
     scanned,
-    ended
+    ended,
+    inode
 FROM tl_segments;

@@ -1,4 +1,4 @@
--- what: how far each segment has been read; `kind` is the folder
+-- what: how far each segment has been read; `kind` is the folder, `inode` the file that was read
 -- grain: segment
 -- reads: nothing
 CREATE TABLE IF NOT EXISTS tl_segments (
@@ -6,5 +6,6 @@ CREATE TABLE IF NOT EXISTS tl_segments (
     writer VARCHAR NOT NULL,
     segment INTEGER NOT NULL,
     scanned BIGINT NOT NULL,
-    ended BOOLEAN NOT NULL
+    ended BOOLEAN NOT NULL,
+    inode UBIGINT NOT NULL
 );

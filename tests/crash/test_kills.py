@@ -1,0 +1,22 @@
+"""The short form of `make crash`: a share of the kill points and faults, spread over every kind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_and_nothing_else_is_half_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.runner", "--share", "45"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failures" in done.stdout
