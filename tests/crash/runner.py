@@ -1,7 +1,7 @@
 """Runs the scenario in children that die or meet errors, and checks the lake each of them leaves.
 
-`python -m tests.crash.runner` takes every call (`make crash`); with `--share K` every K-th of them, begun at another one
-for each kind of fault. Prints what was tried; exit 1 with the first lines of each failure.
+`python -m tests.crash.runner` takes every call (`make crash`); with `--share K` every K-th of them,
+begun at another one for each kind of fault. Prints what was tried; exit 1 with the first lines of each failure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a child does until it is killed, and what must be true of the lake afterwards.
 
-The child tells what was acknowledged, line by line, before it goes on: that is the model. Claims have their place beside
+The child tells what was acknowledged, line by line, before it goes on: that is the model. Claims belong beside
 `retire`.
 """
 
@@ -98,10 +98,8 @@ def check(path: Path, told: list[list[Any]]) -> None:
         assert lineage_loss(path) == []
         with Lake(path) as reader:
             assert _content(reader, of) == seen, "a reader sees something else than the owner"
-        calls = lake.sql(
-            "SELECT rollout_id, attempt, call_id, writer, segment, byte_offset, byte_length, batch_row, digest FROM lineage WHERE event_type = 'call_committed'"
-        )
-        for rollout, _, call_id, *place, digest in calls.fetchall():
+        calls = lake.sql("SELECT rollout_id, call_id, digest FROM lineage WHERE event_type = 'call_committed'")
+        for rollout, call_id, digest in calls.fetchall():
             found = lake.find_delta(rollout, 0, call_id)
             assert found is not None or rollout.startswith("g1_"), f"{call_id} was committed and is not there"
             assert found is None or found[1] == digest

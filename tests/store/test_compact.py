@@ -72,12 +72,12 @@ def test_compaction_is_invisible_to_a_reader_that_is_open(lake: OwnedLake, make_
         before = reader.sql(CONTENT).to_arrow_table()
         lake.compact()
         if not mapped:
-            reader._state.maps.clear()
+            reader._index(locked=True).maps.clear()
         assert reader.sql(CONTENT).to_arrow_table().equals(before)
         fill(lake, make_delta, calls=40, first=40)
         lake.compact()
         if not mapped:
-            reader._state.maps.clear()
+            reader._index(locked=True).maps.clear()
         assert reader.sql(CONTENT).to_arrow_table().equals(before)
         reader.refresh()
         assert reader.sql("SELECT count(*), count(DISTINCT call_id) FROM deltas").fetchall() == [(80, 80)]

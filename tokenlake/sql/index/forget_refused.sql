@@ -1,11 +1,11 @@
--- what: takes out events whose append was refused after their bytes were written: the next segment begins with others in
---   their place
+-- what: takes out events whose append was refused after their bytes were written: the next segment begins with others
+--   in their place
 -- grain: event
 -- reads: tl_events
-DELETE FROM tl_events
+DELETE FROM tl_events AS refused
 WHERE
-    event_seq >= (
+    refused.event_seq >= (
         SELECT min(later.event_seq)
         FROM tl_events AS later
-        WHERE later.tl_writer = tl_events.tl_writer AND later.tl_segment > tl_events.tl_segment
+        WHERE later.tl_writer = refused.tl_writer AND later.tl_segment > refused.tl_segment
     );
