@@ -94,6 +94,7 @@ class Compactor:
 
     def run(self) -> Compaction:
         """Rewrite what is worth it. Raises `StorageFailed` when the disk refuses: then nothing has changed."""
+        self.finish()
         total = Compaction()
         left: set[_Key] = set()
         for job in self._jobs(left):
@@ -172,7 +173,7 @@ class Compactor:
                 retired += 1
             elif copy[0] is None:
                 kept.append((*place, share))
-            elif self._read([place]) != self._read([(*copy, *place[5:])]):
+            elif self._batch([place], DELTA) != self._batch([(*copy, *place[5:])], DELTA):
                 raise _UnreadableError((place[0], place[1]))
         number = None
         if kept:
