@@ -92,7 +92,7 @@ def soak(lake_path: Path, *, rollouts: int, turns: int, in_flight: int) -> Soak:
     return Soak(
         calls=len(got),
         lost=len(set(got) - set(known)) + rollouts * turns - len(set(got)),
-        duplicated=len(events) - len(known) + len(known) - len(set(got)),
+        duplicated=len(events) - len(set(got)),
         wrong_prefixes=wrong,
         seconds=seconds,
         overheads=sorted(overheads),

@@ -1,11 +1,16 @@
 """The REST client: what a trainer or an environment process says to a service.
 
-Every call has a deadline, so a dead service is an error and never a silence. Errors are those of `tokenlake.errors`:
-`Conflict`, `NotFound`, `Unauthorized` and so on, as the service meant them.
+Every call has a deadline, so a dead service is an error and never a silence. A request that did not arrive, or whose
+answer was lost, is sent again for `retry_s`, where sending it twice comes to the same as once: registrations and claims
+carry an `Idempotency-Key`, made up where none is given. Errors are those of `tokenlake.errors`: `Conflict`, `NotFound`,
+`Unauthorized` and so on, as the service meant them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +19,20 @@ from urllib.parse import quote
 import httpx
 import pyarrow as pa
 
+from tokenlake.api.results import (
+    AuditReport,
+    Boundary,
+    Ended,
+    GroupPage,
+    GroupState,
+    Published,
+    Receipt,
+    RegisteredGroup,
+    RolloutState,
+    Slot,
+    SqlResult,
+    WeightVersion,
+)
 from tokenlake.errors import (
     Busy,
     Conflict,
@@ -28,6 +47,8 @@ from tokenlake.errors import (
 )
 
 __all__ = ["AsyncClient", "Client"]
+
+_FIRST_PAUSE_S = 0.05
 
 _STREAM = "application/vnd.apache.arrow.stream"
 _ERRORS: dict[int, type[TokenlakeError]] = {
@@ -72,7 +93,7 @@ def _given(**fields: Any) -> dict[str, Any]:
 
 
 def _key(idempotency_key: str | None) -> dict[str, str]:
-    return {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+    return {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
 
 
 def _path(*parts: str) -> str:
@@ -86,7 +107,7 @@ def _headers(token: str) -> dict[str, str]:
 class _Request:
     """One request, as both clients send it."""
 
-    __slots__ = ("headers", "json", "method", "params", "path")
+    __slots__ = ("headers", "json", "method", "params", "path", "repeatable")
 
     def __init__(
         self,
@@ -96,7 +117,9 @@ class _Request:
         *,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
     ) -> None:
+        self.repeatable = repeatable
         self.method = method
         self.path = path
         self.json = json
@@ -130,14 +153,35 @@ def _consume(claim_id: str, checkpoint: str) -> _Request:
 
 
 def _rewind(consumer: str, checkpoint: str | None) -> _Request:
-    return _Request("POST", _path("consumers", consumer, "rewind"), {"checkpoint": checkpoint})
+    return _Request("POST", _path("consumers", consumer, "rewind"), {"checkpoint": checkpoint}, repeatable=False)
+
+
+class _Tries:
+    """How long one call may take, and when to send it again."""
+
+    def __init__(self, deadline_s: float, retry_s: float) -> None:
+        now = time.monotonic()
+        self._end = now + deadline_s
+        self._until = now + min(retry_s, deadline_s)
+        self._pause = _FIRST_PAUSE_S
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.001, self._end - time.monotonic())
+
+    def pause(self, request: _Request) -> float | None:
+        """Seconds to wait before sending it again; None: not again."""
+        pause, self._pause = self._pause, min(2 * self._pause, 1.0)
+        return pause if request.repeatable and time.monotonic() + pause < self._until else None
 
 
 class Client:
     """A blocking client. `token` is the control token, or a rollout's control capability for that rollout alone."""
 
-    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0) -> None:
-        self._http = httpx.Client(base_url=base_url, headers=_headers(token), timeout=deadline_s)
+    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0, retry_s: float = 5.0) -> None:
+        self._times = (deadline_s, retry_s)
+        self._http = httpx.Client(base_url=base_url, headers=_headers(token))
 
     def __enter__(self) -> Self:
         return self
@@ -150,14 +194,24 @@ class Client:
         self._http.close()
 
     def _send(self, request: _Request) -> httpx.Response:
-        try:
-            return self._http.request(
-                request.method, request.path, json=request.json, params=request.params, headers=request.headers
-            )
-        except httpx.TimeoutException as error:
-            raise Deadline(f"{self._http.base_url} did not answer in time") from error
-        except httpx.TransportError as error:
-            raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+        tries = _Tries(*self._times)
+        while True:
+            try:
+                return self._http.request(
+                    request.method,
+                    request.path,
+                    json=request.json,
+                    params=request.params,
+                    headers=request.headers,
+                    timeout=tries.left,
+                )
+            except httpx.TimeoutException as error:
+                raise Deadline(f"{self._http.base_url} did not answer in time") from error
+            except httpx.TransportError as error:
+                pause = tries.pause(request)
+                if pause is None:
+                    raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+            time.sleep(pause)
 
     def register_group(
         self,
@@ -168,18 +222,18 @@ class Client:
         purpose: str = "train",
         meta: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> RegisteredGroup:
         """Register a group; answers a `base_url` and capabilities for each rollout."""
         return _read(self._send(_group(group_id, n, deadline_s, purpose, meta, idempotency_key)))
 
-    def register_attempt(self, rollout_id: str, number: int, *, idempotency_key: str | None = None) -> dict[str, Any]:
+    def register_attempt(self, rollout_id: str, number: int, *, idempotency_key: str | None = None) -> Slot:
         """Register the next attempt of a rollout."""
         path = _path("rollouts", rollout_id, "attempts", str(number))
         return _read(self._send(_Request("PUT", path, headers=_key(idempotency_key))))
 
     def freeze(
         self, rollout_id: str, *, attempt: int | None = None, terminal_response_id: str | None = None
-    ) -> dict[str, Any]:
+    ) -> Boundary:
         """End generation before the verifier runs."""
         body = _given(attempt=attempt, terminal_response_id=terminal_response_id)
         return _read(self._send(_Request("POST", _path("rollouts", rollout_id, "freeze"), body)))
@@ -194,7 +248,7 @@ class Client:
         terminal_call_id: str | None = None,
         scored_text: str | None = None,
         boundary_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Receipt:
         """End a rollout with its reward; answers the receipt."""
         fields = {
             "reward": reward,
@@ -206,24 +260,36 @@ class Client:
         }
         return _read(self._send(_seal(rollout_id, fields)))
 
-    def fail(self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False) -> dict[str, Any]:
+    def fail(self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False) -> Ended:
         """End a rollout without a reward; with `retry` the slot waits for another attempt."""
         body = _given(reason=reason, attempt=attempt, retry=retry)
         return _read(self._send(_Request("POST", _path("rollouts", rollout_id, "fail"), body)))
 
-    def rollout(self, rollout_id: str) -> dict[str, Any]:
+    def rollout(self, rollout_id: str) -> RolloutState:
         """State of a rollout."""
         return _read(self._send(_Request("GET", _path("rollouts", rollout_id))))
 
-    def group(self, group_id: str) -> dict[str, Any]:
+    def group(self, group_id: str) -> GroupState:
         """State of a group."""
         return _read(self._send(_Request("GET", _path("groups", group_id))))
 
-    def publish(self, group_id: str) -> dict[str, Any]:
+    def groups(self, *, after: str | None = None, limit: int | None = None) -> GroupPage:
+        """A page of groups in order of their ids; `next` is the cursor of the next page."""
+        return _read(self._send(_Request("GET", _path("groups"), params=_given(after=after, limit=limit))))
+
+    def audit(self) -> AuditReport:
+        """Everything verified again from the bytes: findings by kind."""
+        return _read(self._send(_Request("GET", _path("audit"))))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Capture workers with the weight version that each has loaded."""
+        return _read(self._send(_Request("GET", _path("workers"))))["workers"]
+
+    def publish(self, group_id: str) -> Published:
         """Publish a group now."""
         return _read(self._send(_Request("POST", _path("groups", group_id, "publish"))))
 
-    def abort(self, group_id: str) -> dict[str, Any]:
+    def abort(self, group_id: str) -> GroupState:
         """Give a group up."""
         return _read(self._send(_Request("POST", _path("groups", group_id, "abort"))))
 
@@ -259,11 +325,11 @@ class Client:
         """Give back what a consumer took after a checkpoint (None: everything); answers these `groups`."""
         return _read(self._send(_rewind(consumer, checkpoint)))
 
-    def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
+    def sql(self, text: str, params: list[Any] | None = None) -> SqlResult:
         """A read-only query: `columns`, `rows`, `truncated`."""
         return _read(self._send(_Request("POST", _path("sql"), {"sql": text, "params": params or []})))
 
-    def set_weight_version(self, version: int) -> dict[str, Any]:
+    def set_weight_version(self, version: int) -> WeightVersion:
         """Announce the trainer's published version; answers what each worker has loaded."""
         return _read(self._send(_Request("PUT", _path("weight_version"), {"version": version})))
 
@@ -271,8 +337,9 @@ class Client:
 class AsyncClient:
     """The same, for an event loop."""
 
-    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0) -> None:
-        self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(token), timeout=deadline_s)
+    def __init__(self, base_url: str, token: str, *, deadline_s: float = 60.0, retry_s: float = 5.0) -> None:
+        self._times = (deadline_s, retry_s)
+        self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(token))
 
     async def __aenter__(self) -> Self:
         return self
@@ -287,14 +354,24 @@ class AsyncClient:
         await self._http.aclose()
 
     async def _send(self, request: _Request) -> httpx.Response:
-        try:
-            return await self._http.request(
-                request.method, request.path, json=request.json, params=request.params, headers=request.headers
-            )
-        except httpx.TimeoutException as error:
-            raise Deadline(f"{self._http.base_url} did not answer in time") from error
-        except httpx.TransportError as error:
-            raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+        tries = _Tries(*self._times)
+        while True:
+            try:
+                return await self._http.request(
+                    request.method,
+                    request.path,
+                    json=request.json,
+                    params=request.params,
+                    headers=request.headers,
+                    timeout=tries.left,
+                )
+            except httpx.TimeoutException as error:
+                raise Deadline(f"{self._http.base_url} did not answer in time") from error
+            except httpx.TransportError as error:
+                pause = tries.pause(request)
+                if pause is None:
+                    raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
+            await asyncio.sleep(pause)
 
     async def register_group(
         self,
@@ -305,20 +382,18 @@ class AsyncClient:
         purpose: str = "train",
         meta: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> RegisteredGroup:
         """Register a group; answers a `base_url` and capabilities for each rollout."""
         return _read(await self._send(_group(group_id, n, deadline_s, purpose, meta, idempotency_key)))
 
-    async def register_attempt(
-        self, rollout_id: str, number: int, *, idempotency_key: str | None = None
-    ) -> dict[str, Any]:
+    async def register_attempt(self, rollout_id: str, number: int, *, idempotency_key: str | None = None) -> Slot:
         """Register the next attempt of a rollout."""
         path = _path("rollouts", rollout_id, "attempts", str(number))
         return _read(await self._send(_Request("PUT", path, headers=_key(idempotency_key))))
 
     async def freeze(
         self, rollout_id: str, *, attempt: int | None = None, terminal_response_id: str | None = None
-    ) -> dict[str, Any]:
+    ) -> Boundary:
         """End generation before the verifier runs."""
         body = _given(attempt=attempt, terminal_response_id=terminal_response_id)
         return _read(await self._send(_Request("POST", _path("rollouts", rollout_id, "freeze"), body)))
@@ -333,7 +408,7 @@ class AsyncClient:
         terminal_call_id: str | None = None,
         scored_text: str | None = None,
         boundary_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Receipt:
         """End a rollout with its reward; answers the receipt."""
         fields = {
             "reward": reward,
@@ -345,26 +420,36 @@ class AsyncClient:
         }
         return _read(await self._send(_seal(rollout_id, fields)))
 
-    async def fail(
-        self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False
-    ) -> dict[str, Any]:
+    async def fail(self, rollout_id: str, *, reason: str, attempt: int | None = None, retry: bool = False) -> Ended:
         """End a rollout without a reward; with `retry` the slot waits for another attempt."""
         body = _given(reason=reason, attempt=attempt, retry=retry)
         return _read(await self._send(_Request("POST", _path("rollouts", rollout_id, "fail"), body)))
 
-    async def rollout(self, rollout_id: str) -> dict[str, Any]:
+    async def rollout(self, rollout_id: str) -> RolloutState:
         """State of a rollout."""
         return _read(await self._send(_Request("GET", _path("rollouts", rollout_id))))
 
-    async def group(self, group_id: str) -> dict[str, Any]:
+    async def group(self, group_id: str) -> GroupState:
         """State of a group."""
         return _read(await self._send(_Request("GET", _path("groups", group_id))))
 
-    async def publish(self, group_id: str) -> dict[str, Any]:
+    async def groups(self, *, after: str | None = None, limit: int | None = None) -> GroupPage:
+        """A page of groups in order of their ids; `next` is the cursor of the next page."""
+        return _read(await self._send(_Request("GET", _path("groups"), params=_given(after=after, limit=limit))))
+
+    async def audit(self) -> AuditReport:
+        """Everything verified again from the bytes: findings by kind."""
+        return _read(await self._send(_Request("GET", _path("audit"))))
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Capture workers with the weight version that each has loaded."""
+        return _read(await self._send(_Request("GET", _path("workers"))))["workers"]
+
+    async def publish(self, group_id: str) -> Published:
         """Publish a group now."""
         return _read(await self._send(_Request("POST", _path("groups", group_id, "publish"))))
 
-    async def abort(self, group_id: str) -> dict[str, Any]:
+    async def abort(self, group_id: str) -> GroupState:
         """Give a group up."""
         return _read(await self._send(_Request("POST", _path("groups", group_id, "abort"))))
 
@@ -400,10 +485,10 @@ class AsyncClient:
         """Give back what a consumer took after a checkpoint (None: everything); answers these `groups`."""
         return _read(await self._send(_rewind(consumer, checkpoint)))
 
-    async def sql(self, text: str, params: list[Any] | None = None) -> dict[str, Any]:
+    async def sql(self, text: str, params: list[Any] | None = None) -> SqlResult:
         """A read-only query: `columns`, `rows`, `truncated`."""
         return _read(await self._send(_Request("POST", _path("sql"), {"sql": text, "params": params or []})))
 
-    async def set_weight_version(self, version: int) -> dict[str, Any]:
+    async def set_weight_version(self, version: int) -> WeightVersion:
         """Announce the trainer's published version; answers what each worker has loaded."""
         return _read(await self._send(_Request("PUT", _path("weight_version"), {"version": version})))

@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from openai import AsyncOpenAI
 
 from tokenlake.api.client import AsyncClient
 from tokenlake.api.demo.tasks import Task, make_tasks
+from tokenlake.api.results import Slot
 from tokenlake.api.serve import Running, embedded
 from tokenlake.api.service import Service
 from tokenlake.finalize.advantages import group_advantages, trained_tokens
@@ -89,7 +89,7 @@ async def _play(client: AsyncClient, group_id: str, rollouts: int, task: Task) -
     await client.publish(group_id)
 
 
-async def _rollout(client: AsyncClient, registered: dict[str, Any], task: Task) -> None:
+async def _rollout(client: AsyncClient, registered: Slot, task: Task) -> None:
     """One question, one answer; the shorter, the better."""
     async with AsyncOpenAI(base_url=registered["base_url"], api_key=registered["data_capability"]) as sdk:
         answer = await sdk.chat.completions.create(
