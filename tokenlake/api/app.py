@@ -15,6 +15,7 @@ from starlette.responses import Response
 from tokenlake.api import routes_claims, routes_control, routes_data, routes_model, routes_proxy
 from tokenlake.api.console import pages
 from tokenlake.api.errors_http import error_response, plain_error
+from tokenlake.api.openapi import serve_schema
 from tokenlake.api.service import Service
 from tokenlake.errors import TokenlakeError
 
@@ -32,7 +33,8 @@ def create_app(service: Service) -> FastAPI:
         finally:
             await service.stop()
 
-    app = FastAPI(title="Tokenlake", lifespan=lifespan, redirect_slashes=False)
+    # The pages that FastAPI draws its schema with load scripts from elsewhere: the schema alone is served.
+    app = FastAPI(title="Tokenlake", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     app.state.service = service
     app.include_router(routes_data.health)
     app.include_router(routes_control.router)
@@ -44,6 +46,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(routes_proxy.instead)
     app.include_router(routes_model.router)
     app.include_router(pages.router)
+    serve_schema(app)
     app.add_exception_handler(TokenlakeError, _ours)
     app.add_exception_handler(HTTPException, _routing)
     app.add_exception_handler(RequestValidationError, _validation)

@@ -15,13 +15,15 @@ from tokenlake.api.own_route import OwnRoute, service_of
 from tokenlake.api.routes_control import credential
 from tokenlake.api.wire import Body, Number, read_model
 
-__all__ = ["router"]
+__all__ = ["ClaimBody", "ConsumeBody", "ReleaseBody", "RewindBody", "router"]
 
 router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
 Version = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 
 
-class _ClaimBody(Body):
+class ClaimBody(Body):
+    """`POST /claims`."""
+
     consumer: StrictStr
     groups: StrictInt = Field(default=1, ge=1, le=4096)
     """At most this many groups are handed out."""
@@ -33,15 +35,19 @@ class _ClaimBody(Body):
     """Seconds; the setting `claim_lease_s` when absent."""
 
 
-class _ConsumeBody(Body):
+class ConsumeBody(Body):
+    """`POST /claims/{claim_id}/consume`."""
+
     checkpoint: StrictStr
 
 
-class _ReleaseBody(Body):
-    pass
+class ReleaseBody(Body):
+    """`POST /claims/{claim_id}/release`; it has no fields."""
 
 
-class _RewindBody(Body):
+class RewindBody(Body):
+    """`POST /consumers/{name}/rewind`."""
+
     checkpoint: StrictStr | None
     """None: back to the beginning."""
 
@@ -51,7 +57,7 @@ async def claim(request: Request) -> JSONResponse:
     """Hand out whole groups."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _ClaimBody, service.settings)
+    body = await read_model(request, ClaimBody, service.settings)
     done = await asyncio.to_thread(
         service.buffer.claim,
         body.consumer,
@@ -69,7 +75,7 @@ async def consume(request: Request, claim_id: str) -> JSONResponse:
     """The groups of a claim went into a checkpoint."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _ConsumeBody, service.settings)
+    body = await read_model(request, ConsumeBody, service.settings)
     return JSONResponse(asdict(await asyncio.to_thread(service.buffer.consume, claim_id, body.checkpoint)))
 
 
@@ -78,7 +84,7 @@ async def release(request: Request, claim_id: str) -> JSONResponse:
     """The groups of a claim are for another member."""
     credential(request)
     service = service_of(request)
-    await read_model(request, _ReleaseBody, service.settings)
+    await read_model(request, ReleaseBody, service.settings)
     return JSONResponse(asdict(await asyncio.to_thread(service.buffer.release, claim_id)))
 
 
@@ -87,6 +93,6 @@ async def rewind(request: Request, name: str) -> JSONResponse:
     """A consumer goes back to a checkpoint."""
     credential(request)
     service = service_of(request)
-    body = await read_model(request, _RewindBody, service.settings)
+    body = await read_model(request, RewindBody, service.settings)
     groups = await asyncio.to_thread(service.buffer.rewind, name, body.checkpoint)
     return JSONResponse({"consumer": name, "checkpoint": body.checkpoint, "groups": groups})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tokenlake import sql
 from tokenlake.api.own_route import OwnRoute, service_of, unless_gone
+from tokenlake.api.payload import payload, tag
 from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, fetch, from_stream
 from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Group
@@ -28,6 +30,8 @@ from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ids import check_group_id
 
 __all__ = ["health", "router"]
+
+_JSON = "application/json"
 
 router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
 health = APIRouter()
@@ -96,10 +100,12 @@ async def get_rows(request: Request) -> Response:
     if group_id is not None:
         await _known(service, check_group_id(group_id))
     table, following = await asyncio.to_thread(_page, service, group_id, after, limit)
-    if _wants_arrow(request):
+    arrow = _wants_arrow(request)
+    etag = tag("arrow" if arrow else "json", following or "", *table.column("row_digest").to_pylist())
+    if arrow:
         headers = {} if following is None else {"x-next-after": following}
-        return Response(as_stream(table), media_type=ARROW_STREAM, headers=headers)
-    return JSONResponse({"rows": as_json_rows(table), "next": following})
+        return await payload(request, lambda: as_stream(table), ARROW_STREAM, headers, etag)
+    return await payload(request, lambda: _dump(rows=as_json_rows(table), next=following), _JSON, {}, etag)
 
 
 def _page(service: Service, group_id: str | None, after: str | None, limit: int) -> tuple[pa.Table, str | None]:
@@ -132,29 +138,37 @@ async def post_sql(request: Request) -> Response:
     body = await read_model(request, SqlBody, service.settings)
     answer = await unless_gone(request, service.sql_workers.query(body.sql, body.params))
     if _wants_arrow(request):
-        return Response(answer.stream, media_type=ARROW_STREAM, headers={"x-truncated": str(answer.more).lower()})
-    return Response(await asyncio.to_thread(_as_json, answer), media_type="application/json")
+        return await payload(request, lambda: answer.stream, ARROW_STREAM, {"x-truncated": str(answer.more).lower()})
+    return await payload(request, lambda: _as_json(answer), _JSON, {})
 
 
 def _as_json(answer: SqlAnswer) -> bytes:
     table = from_stream(answer.stream)
     columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
-    return json.dumps({"columns": columns, "rows": as_json_rows(table), "truncated": answer.more}).encode()
+    return _dump(columns=columns, rows=as_json_rows(table), truncated=answer.more)
+
+
+def _dump(**fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 @router.get("/audit")
-async def get_audit(request: Request) -> JSONResponse:
+async def get_audit(request: Request) -> Response:
     """Everything verified again from the bytes: findings by kind."""
     credential(request)
     service = service_of(request)
-    table = await asyncio.to_thread(fetch, service.lake, sql.read("reads/audit_findings"), [])
-    findings = as_json_rows(table)
-    kinds: dict[str, int] = {}
-    for finding in findings:
-        kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
-    limit = service.settings.page_rows
-    healthy = all(finding.get("severity") != "fault" for finding in findings)
-    return JSONResponse({"healthy": healthy, "kinds": kinds, "findings": findings[:limit], "total": len(findings)})
+    return await payload(request, lambda: _audit(service), _JSON, {})
+
+
+def _audit(service: Service) -> bytes:
+    """Runs in a thread."""
+    findings = as_json_rows(fetch(service.lake, sql.read("reads/audit_findings"), []))
+    return _dump(
+        healthy=all(finding["severity"] != "fault" for finding in findings),
+        kinds=Counter(finding["kind"] for finding in findings),
+        findings=findings[: service.settings.page_rows],
+        total=len(findings),
+    )
 
 
 @health.get("/healthz")

@@ -1,0 +1,124 @@
+"""The REST API as its clients meet it: schema, cursors, tags, compression, and health beside large rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.api.conftest import TOKEN, Door, Opener
+from tests.api.test_http import published
+from tests.cases.conftest import CaseLake, call, group, seal
+from tokenlake.api.openapi import BODIES
+from tokenlake.api.queries import ARROW_STREAM
+
+DOCS = Path(__file__).parents[2] / "docs" / "http.md"
+
+
+def test_the_schema_has_every_own_route_of_the_docs_with_a_valid_example(door: Door) -> None:
+    schema = door.request("GET", "/api/v1/openapi.json", token=None).json()
+    served = {f"{method.upper()} {path}" for path, methods in schema["paths"].items() for method in methods}
+    documented = {
+        f"{method} {path}".replace("attempts/{k}", "attempts/{number}").replace("claims/{id}", "claims/{claim_id}")
+        for method, path in re.findall(r"`(GET|PUT|POST) (/api/v1/[^`?\s]+)", DOCS.read_text())
+    }
+    assert documented - {"GET /api/v1/openapi.json"} == served
+    for name, (model, example) in BODIES.items():
+        method, path = name.split(" ")
+        body = schema["paths"][f"/api/v1{path}"][method]["requestBody"]["content"]["application/json"]
+        assert body["example"] == example
+        assert model.model_validate(example)
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schema)))
+    assert references <= set(schema["components"]["schemas"])
+
+
+def test_the_curl_lines_of_the_docs_work(door: Door) -> None:
+    (block,) = re.findall(r"```bash\n(export URL=.*?)```", DOCS.read_text(), re.DOTALL)
+    lines = block.replace("http://127.0.0.1:8000", door.url).replace("curl -s", "curl -fsS").splitlines()
+    script = "set -e\n" + "\n".join(f"{line}\necho" for line in lines)
+    secret = {**os.environ, "TOKENLAKE_TOKEN": TOKEN}
+    done = subprocess.run(["bash", "-c", script], env=secret, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert len(answers) == 7
+    assert answers[0]["rollouts"][1]["rollout_id"] == "g7_g1"
+    assert answers[2]["state"] == "failed"
+    assert [row["reason"] for row in answers[4]["rows"]] == ["never_sealed", "environment_failed"]
+    assert answers[5]["rows"] == [{"group_id": "g7", "state": "published"}]
+    assert answers[6]["healthy"]
+
+
+def test_no_page_loads_scripts_from_elsewhere(door: Door) -> None:
+    assert [door.request("GET", path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
+
+
+def test_a_cursor_gives_every_group_once_while_others_are_published(door: Door) -> None:
+    for name in ("b", "d"):
+        published(door, 1, name)
+    first = door.request("GET", "/api/v1/rows?limit=1").json()
+    for name in ("a", "c", "e"):
+        published(door, 1, name)
+    seen, after = [row["group_id"] for row in first["rows"]], first["next"]
+    while after is not None:
+        page = door.request("GET", f"/api/v1/rows?limit=1&after={after}").json()
+        seen += [row["group_id"] for row in page["rows"]]
+        after = page["next"]
+    assert sorted(seen) == ["a", "b", "c", "d", "e"]
+
+
+def test_rows_have_a_tag_that_changes_with_what_is_answered(door: Door) -> None:
+    published(door, 2)
+    path = "/api/v1/rows?group_id=g"
+    first = door.request("GET", path, accept_encoding="identity")
+    assert "content-encoding" not in first.headers
+    again = door.request("GET", path, accept_encoding="identity", if_none_match=first.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    tags = {first.headers["etag"]}
+    tags.add(door.request("GET", path, accept_encoding="gzip").headers["etag"])
+    tags.add(door.request("GET", path, accept=ARROW_STREAM, accept_encoding="identity").headers["etag"])
+    published(door, 1, "h")
+    tags.add(door.request("GET", "/api/v1/rows", accept_encoding="identity").headers["etag"])
+    assert len(tags) == 4
+    assert door.request("GET", path, accept_encoding="identity").headers["etag"] == first.headers["etag"]
+
+
+def test_large_bodies_are_compressed_for_who_takes_that(door: Door) -> None:
+    published(door, 2)
+    for accept in ("application/json", ARROW_STREAM):
+        plain = door.request("GET", "/api/v1/rows", accept=accept, accept_encoding="identity")
+        packed = door.request("GET", "/api/v1/rows", accept=accept, accept_encoding="gzip")
+        assert packed.headers["content-encoding"] == "gzip"
+        assert int(packed.headers["content-length"]) < len(plain.content)
+        assert packed.content == plain.content
+    assert "content-encoding" not in door.request("GET", "/healthz", accept_encoding="gzip").headers
+
+
+def test_health_answers_while_large_rows_are_fetched(
+    opened: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CaseLake(tmp_path / "lake", capsys)
+    prompt = list(range(200_000))
+    case.take(group("g", 2), *(line for i in range(2) for line in (call(f"g_g{i}", "c", prompt, [7]), seal(f"g_g{i}"))))
+    case.finalize()
+    with opened() as door:
+        answers: list[Any] = []
+        fetching = threading.Thread(target=lambda: answers.append(door.request("GET", "/api/v1/rows?group_id=g")))
+        fetching.start()
+        beats = 0
+        while fetching.is_alive():
+            assert door.http.get("/healthz").status_code == 200
+            beats += 1
+        fetching.join()
+        assert beats > 1
+        rows = answers[0].json()["rows"]
+        assert [row["input_ids"] for row in rows] == [[*prompt, 7]] * 2
+        arrow = door.request("GET", "/api/v1/rows?group_id=g", accept=ARROW_STREAM)
+        assert pa.ipc.open_stream(arrow.content).read_all().column("input_ids").to_pylist() == [[*prompt, 7]] * 2
