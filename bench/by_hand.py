@@ -1,9 +1,11 @@
 """Verify and linearize without SQL: what `linear_rows` is measured against.
 
 `numpy_row` is what a careful person writes by hand: the digests hash the arrays' own bytes and every check is one
-vectorized expression. `python_row` holds the same tokens in lists and looks at one token at a time: each id is packed
-on its own, each mask and log-probability is compared on its own. Both check the same things and start from records
-that are already in memory, so neither pays for reading a file or for finding the chain.
+vectorized expression. `numpy_table` does the same for every record that the lake's own reader found on disk, and so
+shows what the format costs by itself, without SQL. `python_row` holds the same tokens in lists and looks at one token
+at a time: each id is packed on its own, each mask and log-probability is compared on its own. All check the same
+things; `numpy_row` and `python_row` start from records that are already in memory, so neither pays for reading a file
+or for finding the chain.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from bench.workload import Call, Rollout
 from tokenlake.ingest.coords import Coords
 
-__all__ = ["ArrayRecord", "ListRecord", "array_records", "list_records", "numpy_row", "python_row"]
+__all__ = ["ArrayRecord", "ListRecord", "array_records", "list_records", "numpy_row", "numpy_table", "python_row"]
 
 Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.float32]]
 _SENTINEL = -9999.0
@@ -169,6 +174,30 @@ def numpy_row(records: Sequence[ArrayRecord]) -> Row:
         np.concatenate([record.token_mask for record in records]),
         np.concatenate([record.logprobs for record in records]),
     )
+
+
+def numpy_table(deltas: pa.Table) -> list[Row]:
+    """The rows of all rollouts of a table of deltas that is sorted by rollout and place in the chain."""
+    arrays = [_slices(deltas.column(name)) for name in ("token_ids", "token_mask", "logprobs")]
+    names = [each.name for each in fields(_Tags)]
+    tags = [
+        _Tags(**dict(zip(names, values, strict=True)))
+        for values in zip(*(deltas.column(name).to_pylist() for name in names), strict=True)
+    ]
+    chains: dict[str, list[ArrayRecord]] = {}
+    for each, ids, mask, logprobs in zip(tags, *arrays, strict=True):
+        record = ArrayRecord(tags=each, token_ids=ids, token_mask=mask, logprobs=logprobs)
+        chains.setdefault(each.rollout_id, []).append(record)
+    return [numpy_row(records) for records in chains.values()]
+
+
+def _slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """Each list of a column as a view of its bytes."""
+    found: list[npt.NDArray[Any]] = []
+    for chunk in column.chunks:
+        values, ends = chunk.values.to_numpy(), chunk.offsets.to_pylist()
+        found += [values[start:end] for start, end in pairwise(ends)]
+    return found
 
 
 def python_row(records: Sequence[ListRecord]) -> tuple[list[int], list[int], list[float]]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import tokenlake
 from bench import by_hand, floors, tokenlake_rows, tokenlake_stage
 from bench.measure import Sample, Summary, Timing, ratio, summarize
 from bench.workload import BYTES_PER_TOKEN, Rollout, rollouts
@@ -102,10 +103,13 @@ def linearizing(size: Size, seed: int, scratch: Path) -> list[Contender]:
     arrays = [by_hand.array_records(rollout, at) for rollout, at in zip(work, coords, strict=True)]
     lists = [by_hand.list_records(rollout, at) for rollout, at in zip(work, coords, strict=True)]
     _check_rows(work, tokenlake_rows.linear_rows(path)[1], arrays, lists)
+    lake = tokenlake.open(path)
     numpy = "numpy by hand, from memory"
     rows: list[tuple[str, str | None, Callable[[], Timing]]] = [
         (numpy, None, lambda: _timed(lambda: [by_hand.numpy_row(records) for records in arrays])),
         ("tokenlake, SQL views, fresh open", numpy, lambda: tokenlake_rows.linear_rows(path)[0]),
+        ("tokenlake, SQL views, lake open", numpy, lambda: tokenlake_rows.open_rows(lake)),
+        ("tokenlake, its deltas by hand, lake open", numpy, lambda: tokenlake_rows.deltas_by_hand(lake)),
         ("per-token Python, from memory", numpy, lambda: _timed(lambda: [by_hand.python_row(r) for r in lists])),
     ]
     tokens = count * calls * delta
