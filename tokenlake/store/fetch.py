@@ -140,9 +140,10 @@ class Fetcher:
         writer, segment, offset, length, row, rollout_id, attempt, call_id = place
         if None in place:
             return None
-        mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
+        name = f"deltas/{writer}/{segment:06d}.arrow"
+        mapped = self._mapped(name, offset, length, batches)
         if mapped is None:
-            moved = self._moved((rollout_id, attempt, call_id), f"deltas/{writer}/{segment:06d}.arrow")
+            moved = self._moved((rollout_id, attempt, call_id), name) if _SEGMENT.fullmatch(name) else None
             if moved is None:
                 return None
             segment, offset, length, row = moved.segment, moved.byte_offset, moved.byte_length, moved.batch_row
