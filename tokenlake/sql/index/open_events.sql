@@ -64,9 +64,9 @@ SELECT
     epoch_us(deadline_at) AS deadline_at
 FROM tl_events
 WHERE
-    event_seq IN (SELECT event_seq FROM latest)
+    event_seq IN (SELECT latest.event_seq FROM latest)
     OR (
-        event_seq >= (SELECT min(first_seq) FROM open_groups)
-        AND tl_group IN (SELECT tl_group FROM open_groups)
+        event_seq >= (SELECT min(open_groups.first_seq) FROM open_groups)
+        AND tl_group IN (SELECT open_groups.tl_group FROM open_groups)
     )
 ORDER BY event_seq;
