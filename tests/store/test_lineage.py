@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
+from tests.crash.runner import fork
 from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import encode_event
@@ -100,6 +101,37 @@ def test_a_failed_sync_breaks_no_chain(root: Path, monkeypatch: pytest.MonkeyPat
     assert lineage_loss(root) == []
     with Lake(root) as lake:
         assert lake.sql("SELECT detail FROM lineage ORDER BY event_seq").fetchall() == [("1",), ("3",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+
+
+@pytest.mark.parametrize("refused", [["2"], ["2", "3"]], ids=["once", "twice"])
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
+def test_a_refused_event_never_comes_back(root: Path, refused: list[str], closed: bool) -> None:
+    """The sync fails after every byte was written, nothing follows, and the log is opened again."""
+
+    def work(_: int) -> None:
+        log = LineageLog(root, "gate")
+        log.append("policy_set", detail="1")
+
+        def broken(fd: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        os.fdatasync, real = broken, os.fdatasync
+        for detail in refused:
+            with pytest.raises(StorageFailed):
+                log.append("policy_set", detail=detail)
+        os.fdatasync = real
+        if closed:
+            log.close()
+
+    assert fork(work) == ([], 0)
+    log = LineageLog(root, "gate")
+    assert [event["detail"] for event in log.events()] == ["1"]
+    assert log.append("policy_set", detail="4")["event_seq"] == 1
+    log.close()
+    assert lineage_loss(root) == []
+    with Lake(root) as lake:
+        assert lake.sql("SELECT event_seq, detail FROM lineage ORDER BY ALL").fetchall() == [(0, "1"), (1, "4")]
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
 
 

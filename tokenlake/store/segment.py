@@ -1,7 +1,8 @@
 """Segments: Arrow IPC files that are appended to, one writer each.
 
 An append is data, then `fdatasync`, then the acknowledgement. Sealing appends the footer. A write or sync that fails
-acknowledges nothing, and its file is never written to again: the next append begins a new one.
+acknowledges nothing, and its file is never appended to again: the next append begins a new one, and what was written in
+vain is made unreadable.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ SEGMENT_MAX_ELEMENTS = 2**31 - 1
 FLOOR = "floor"
 """A file beside segments: the lowest number that is free, written down before the segment of the highest is removed."""
 
+_REFUSED = bytes(8)
+"""Over the first bytes of a message, which no longer begins as one then."""
 _log = logging.getLogger(__name__)
 
 Message = tuple[bytes, int]
@@ -111,10 +114,10 @@ class SegmentWriter:
         """Make messages durable; (segment, offset) of each, or why it is not. One sync for each segment touched."""
         done: list[tuple[int, int] | StorageFailed] = []
         while len(done) < len(messages):
-            start = len(done)
+            start = stop = len(done)
             try:
                 self._ready(*messages[start])
-                size, elements, stop = self._size, self._elements, start
+                size, elements = self._size, self._elements
                 while stop < len(messages) and (stop == start or self._fits(size, elements, messages[stop])):
                     size += len(messages[stop][0])
                     elements += messages[stop][1]
@@ -123,6 +126,7 @@ class SegmentWriter:
                 write_all(self._fd, data)
                 os.fdatasync(self._fd)
             except OSError as error:
+                self._disown([len(message) for message, _ in messages[start:stop]])
                 done += [self._failed(error)] * (len(messages) - start)
                 break
             offset = self._size
@@ -163,6 +167,28 @@ class SegmentWriter:
         os.fsync(self._fd)
         sync_directory(self.directory)
         self._size, self._elements, self._blocks = len(self._head), 0, []
+
+    def _disown(self, lengths: Sequence[int]) -> None:
+        """Make refused messages unreadable in place, so that no restart takes for acknowledged what was not.
+
+        Nothing is cut off: somebody may have mapped the file. A disk that refuses this too keeps bytes that the next
+        segment of a lineage log begins before.
+        """
+        if not lengths:
+            return
+        try:
+            fd = os.open(self._path(), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                offset, end = self._size, os.fstat(fd).st_size
+                for length in lengths:
+                    if offset < end:
+                        os.pwrite(fd, _REFUSED, offset)
+                    offset += length
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            _log.warning("refused records of %s could not be marked: %s", self._path(), error)
 
     def _failed(self, error: OSError) -> StorageFailed:
         path = self._path()
