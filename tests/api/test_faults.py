@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +16,12 @@ import pytest
 
 from tests.api.conftest import Door, Opener
 from tests.api.scripted_engine import text
+from tests.api.speakers import SPEAKERS, Speaker
 from tests.api.test_chat import U5, U6, ask, echo
+from tests.api.test_dialects import ASK
 from tests.api.test_gate import chat, hang_up
 from tests.api.test_lifecycle import call_id, wait_for
-from tokenlake.errors import EngineFailed, StorageFailed
+from tokenlake.errors import EngineFailed, StorageFailed, TooLarge
 from tokenlake.store.segment import SegmentWriter
 
 
@@ -236,3 +241,89 @@ def test_many_calls_of_many_rollouts_in_flight_at_once_each_get_their_own_answer
         assert (event["rollout_id"], parent["rollout_id"]) == (name, name)
         assert event["prev_len"] == parent["cum_len"]
     assert not door.events("call_failed")
+
+
+def odd(*_: Any, **__: Any) -> Any:
+    raise KeyError("nobody foresaw this")
+
+
+async def odd_engine(*_: Any, **__: Any) -> Any:
+    raise KeyError("nobody foresaw this")
+
+
+def refused_by_template(*_: Any, **__: Any) -> Any:
+    raise ValueError("roles must alternate")
+
+
+def too_big(*_: Any, **__: Any) -> Any:
+    raise TooLarge("the engine takes no such prompt")
+
+
+UNFORESEEN: dict[str, tuple[str, Any]] = {
+    "generate": ("engine.generate", odd_engine),
+    "render": ("engine.render_text", odd),
+    "parse": ("engine.parse", odd),
+    "stage": ("service.recorder._capture.complete", odd),
+}
+
+
+@contextlib.contextmanager
+def replaced(door: Door, path: str, by: Any) -> Iterator[None]:
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, door)
+    real = getattr(owner, name)
+    setattr(owner, name, by)
+    yield
+    setattr(owner, name, real)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("speaker", SPEAKERS)
+@pytest.mark.parametrize("where", UNFORESEEN)
+def test_what_nobody_foresaw_is_an_event_and_a_line_in_the_log(
+    door: Door, caplog: pytest.LogCaptureFixture, speaker: type[Speaker], where: str, stream: bool
+) -> None:
+    """Text that a stream has sent before makes it an answered failure; nothing else does."""
+    (rollout,) = door.register()
+    agent = speaker(door, rollout)
+    before = agent.say([ASK])
+    with replaced(door, *UNFORESEEN[where]):
+        answer = agent.raw([ASK, before, ASK], stream=stream)
+    sent = stream and "\\u0003" in answer.text  # the scripted answer
+    assert answer.status_code == 500 or stream
+    assert "something went wrong here" in answer.text
+    assert "foresaw" not in answer.text
+    (failed,) = door.events("call_failed")
+    assert (failed["reason"], failed["answered"]) == ("internal", sent)
+    assert not current(door).inflight
+    assert [record.exc_info is not None for record in caplog.records if "foresaw" in str(record.exc_info)] == [True]
+    last = agent.say([ASK, before, ASK])
+    receipt = door.client.seal("g_g0", reward=1.0, terminal_call_id=last.call_id)
+    assert (receipt["poisoned"], receipt["reason"]) == ((True, "capture_failed") if sent else (False, None))
+
+
+def test_an_error_after_the_commit_leaves_an_undelivered_answer(door: Door) -> None:
+    (rollout,) = door.register()
+    before = ask(door.agent(rollout), [U5])
+    with replaced(door, "service.gate._answers.put", odd):
+        assert chat(door, rollout, [U5, echo(before), U6]).status_code == 500
+    assert len(current(door).undelivered) == 1
+    assert not current(door).failures
+    receipt = door.client.seal("g_g0", reward=1.0)
+    assert (receipt["terminal_call_id"], receipt["poisoned"]) == (call_id(before), False)
+
+
+@pytest.mark.parametrize(
+    ("where", "by", "status", "reason"),
+    [("engine.render", refused_by_template, 400, "refused"), ("engine.render", too_big, 413, "engine_failed")],
+)
+def test_what_is_refused_before_inference_is_a_named_event(
+    door: Door, where: str, by: Any, status: int, reason: str
+) -> None:
+    (rollout,) = door.register()
+    with replaced(door, where, by):
+        assert chat(door, rollout, [U5]).status_code == status
+    (failed,) = door.events("call_failed")
+    assert (failed["reason"], failed["answered"]) == (reason, False)
+    ask(door.agent(rollout), [U5])
+    assert door.client.seal("g_g0", reward=1.0)["reason"] is None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from tokenlake.api import routes_claims, routes_control, routes_data, routes_model, routes_proxy
 from tokenlake.api.console import pages
-from tokenlake.api.errors_http import error_response, plain_error
+from tokenlake.api.errors_http import INTERNAL, error_response, plain_error
 from tokenlake.api.openapi import serve_schema
 from tokenlake.api.service import Service
 from tokenlake.errors import TokenlakeError
@@ -76,4 +76,4 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def _unexpected(request: Request, _error: Exception) -> Response:
     """A bug of ours: the traceback goes to the log, the client learns nothing of it."""
-    return plain_error(request.url.path, 500, "something went wrong here; the log of the service says what", {})
+    return plain_error(request.url.path, 500, INTERNAL, {})

@@ -28,7 +28,8 @@ class Backend:
     """What the upstream takes as a bearer token."""
 
     def proxy(self, settings: Settings) -> Proxy | None:
-        """The plain way through to the upstream."""
+        """The plain way through to the upstream; raises `ConfigError` for pins that it would carry past."""
+        _without_capture(self.capture, settings)
         if self.upstream is None:
             return None
         return Proxy(
@@ -46,6 +47,7 @@ async def upstream_backend(url: str, capture: Capture, settings: Settings, envir
             "capture at the worker needs an engine in this process, and --upstream is a server of its own: "
             "leave --capture out, or say --capture gate"
         )
+    _without_capture(capture, settings)
     client = UpstreamClient(url, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
     try:
         if capture == "gate":
@@ -56,6 +58,14 @@ async def upstream_backend(url: str, capture: Capture, settings: Settings, envir
         await client.close()
     engine = UpstreamEngine(client.url, facts, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
     return Backend(engine=engine, capture=capture, upstream=client.url, key=environment.upstream_key)
+
+
+def _without_capture(capture: Capture, settings: Settings) -> None:
+    if capture == "off" and settings.pins:
+        raise ConfigError(
+            f"{', '.join(settings.pins)} cannot act with --capture off, which passes bytes on unchanged: "
+            "leave them out, or say --capture gate"
+        )
 
 
 async def _reached(client: UpstreamClient) -> UpstreamFacts:

@@ -27,7 +27,7 @@ from tokenlake.errors import (
     Unauthorized,
 )
 
-__all__ = ["STATUSES", "error_response", "is_model_path", "plain_error", "status_of"]
+__all__ = ["INTERNAL", "STATUSES", "error_response", "is_model_path", "plain_error", "status_of"]
 
 STATUSES: dict[type[TokenlakeError], tuple[int, str]] = {
     InvalidInput: (400, "invalid_input"),
@@ -45,6 +45,9 @@ STATUSES: dict[type[TokenlakeError], tuple[int, str]] = {
     Deadline: (504, "deadline"),
 }
 """Status and type of each error; a subclass has its base's, any other error is 500 `internal`."""
+
+INTERNAL = "something went wrong here; the log of the service says what"
+"""What a client learns of a bug of ours."""
 
 _BY_STATUS = {
     400: "invalid_input",

@@ -13,13 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenlake.api.dialects.dialect import Answer, Encoder
-from tokenlake.api.errors_http import status_of
+from tokenlake.api.errors_http import INTERNAL, status_of
 from tokenlake.api.sink import Sink
 from tokenlake.errors import TokenlakeError
 
 __all__ = ["EventStream"]
-
-_INTERNAL = "something went wrong here; the log of the service says what"
 
 
 class EventStream(Response):
@@ -93,7 +91,7 @@ class EventStream(Response):
         if error is not None:
             known = isinstance(error, TokenlakeError)
             status, kind = status_of(error) if known else (500, "internal")
-            return self._encoder.error(status, kind, error.message if known else _INTERNAL)
+            return self._encoder.error(status, kind, error.message if known else INTERNAL)
         answer = self._call.result()
         return (b"" if self._started else self._encoder.start(answer.head)) + self._encoder.end(answer)
 

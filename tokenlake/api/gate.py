@@ -11,12 +11,14 @@ agent sees the end of it, and a wrong prefix is never served.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 
 from tokenlake.api.answers import Answers, served_finish
 from tokenlake.api.control import Control
 from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
+from tokenlake.api.errors_http import INTERNAL
 from tokenlake.api.flight import Flight, Prompt
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prompter import Prompter
@@ -24,7 +26,15 @@ from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
 from tokenlake.api.sink import Sink
-from tokenlake.errors import Conflict, ContextOverflow, Deadline, EngineFailed, InvalidInput, NotFound
+from tokenlake.errors import (
+    Conflict,
+    ContextOverflow,
+    Deadline,
+    EngineFailed,
+    InvalidInput,
+    NotFound,
+    TokenlakeError,
+)
 from tokenlake.ids import mint_call_id
 from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
 from tokenlake.ingest.fingerprint import trace
@@ -32,6 +42,7 @@ from tokenlake.ingest.messages import Conversation
 
 __all__ = ["Gate"]
 
+_log = logging.getLogger(__name__)
 _ABORTED = "the generation was aborted: send the call again"
 
 
@@ -167,13 +178,28 @@ class Gate:
         return await self._answers.get(attempt.rollout_id, call_id)
 
     async def _run(self, flight: Flight) -> Answer:
+        """The boundary of a captured call: what nobody foresaw is an event and a line in the log, never an answer."""
+        try:
+            return await self._answered(flight)
+        except TokenlakeError:
+            raise
+        except Exception as error:
+            _log.exception("call %s of %s failed unexpectedly", flight.call_id, flight.attempt.rollout_id)
+            if flight.call_id in flight.attempt.calls:
+                await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
+                raise TokenlakeError(INTERNAL) from error
+            raise await self._recorder.unanswered(flight, "internal", TokenlakeError(INTERNAL)) from error
+
+    async def _answered(self, flight: Flight) -> Answer:
         flight.request = self._pinned(flight.request)
         history = trace(flight.request.conversation)
         found = flight.attempt.lineage.resolve(history)
         conversation = flight.request.conversation
         try:
             prompt = await asyncio.to_thread(self._prompter.build, conversation, found.parent, found.cause)
-        except (EngineFailed, Deadline) as error:
+        except InvalidInput as error:
+            raise await self._recorder.unanswered(flight, "refused", error) from error
+        except TokenlakeError as error:
             raise await self._recorder.unanswered(flight, _reason(error), error) from error
         head = self._head(flight.call_id, prompt)
         try:
@@ -210,7 +236,9 @@ class Gate:
             raise await self._recorder.unanswered(flight, "deadline", self._too_late()) from error
         except ValueError as error:
             raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
-        except EngineFailed as error:
+        except ContextOverflow:
+            raise
+        except TokenlakeError as error:
             raise await self._recorder.unanswered(flight, _reason(error), error) from error
         finally:
             flight.engine_s = time.monotonic() - began
@@ -248,7 +276,7 @@ class Gate:
         )
 
 
-def _reason(error: EngineFailed | Deadline) -> str:
+def _reason(error: TokenlakeError) -> str:
     """What the failure is recorded as: the engine's own name for it, where it has one."""
     return error.detail.get("reason", "engine_failed")
 

@@ -163,6 +163,11 @@ class Settings:
         if not fits[name]:
             raise _wrong(name, unit, value)
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The settings that pin what calls are sampled from, as far as they are set."""
+        return tuple(f.name for f in fields(self) if f.name.startswith("pin_") and getattr(self, f.name) is not None)
+
     def pinned(self, params: SamplingParams) -> SamplingParams:
         """How a call is sampled that asked for `params`: the run's own distribution, where it is pinned."""
         return replace(
