@@ -23,12 +23,12 @@ import pyarrow as pa
 from tokenlake import sql
 from tokenlake.errors import StorageFailed
 from tokenlake.store.batchfile import write_batches
-from tokenlake.store.deltas import COMPACTED, make_directory
+from tokenlake.store.deltas import COMPACTED
 from tokenlake.store.format import write_durable
 from tokenlake.store.index import Index
 from tokenlake.store.lineage import LineageLog
 from tokenlake.store.schema import DELTA
-from tokenlake.store.segment import FLOOR, next_number, segment_numbers, sync_directory
+from tokenlake.store.segment import FLOOR, make_directory, next_number, segment_numbers, sync_directory
 
 __all__ = ["Compaction", "Compactor"]
 

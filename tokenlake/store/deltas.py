@@ -30,12 +30,12 @@ from tokenlake.store.segment import (
     SEGMENT_MAX_ELEMENTS,
     Message,
     SegmentWriter,
+    make_directory,
     segment_numbers,
-    sync_directory,
 )
 from tokenlake.store.walk import walk
 
-__all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "make_directory", "read_place", "segment_name"]
+__all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "read_place", "segment_name"]
 
 COMPACTED = "_compacted"
 """The folder of segments that compaction wrote; no writer can have this name."""
@@ -52,13 +52,6 @@ def check_writer_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise ConfigError(f"writer name {name!r} is not valid: 1 to 100 of A-Z a-z 0-9 _ -, a letter or digit first")
     return name
-
-
-def make_directory(path: Path) -> None:
-    """Create a folder durably, unless it is there."""
-    if not path.is_dir():
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
 
 
 def segment_name(place: Place) -> str:

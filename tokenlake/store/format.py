@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from tokenlake.errors import FormatError, NotFound
 from tokenlake.store.schema import FORMAT_VERSION
-from tokenlake.store.segment import sync_directory, write_all
+from tokenlake.store.segment import make_directory, sync_directory, write_all
 
 __all__ = ["create_lake", "read_lake", "write_durable"]
 
@@ -48,7 +48,7 @@ def read_lake(path: Path) -> dict[str, Any]:
 
 def create_lake(path: Path) -> None:
     """Make a folder a lake, unless it is one. The file that says so is written last."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_directory(path)
     for folder in ("deltas", "lineage", "rows"):
         (path / folder).mkdir(exist_ok=True)
     if (path / _FILE).exists():

@@ -31,7 +31,7 @@ from tokenlake.store.records import delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
 from tokenlake.store.schema import DELTA, FORMAT_VERSION, PLACE
-from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS
+from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS, make_directory
 
 __all__ = ["OwnedLake"]
 
@@ -65,7 +65,7 @@ class OwnedLake:
 
     def _open(self, create: bool, segment_max_bytes: int, segment_max_elements: int) -> None:
         if create:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
         else:
             read_lake(self.path)
         self._pid = os.getpid()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenlake.errors import DamagedLake, FormatError, StorageFailed, TokenlakeError
 from tokenlake.store.commit import GroupCommit, Ticket
-from tokenlake.store.deltas import check_writer_name, make_directory
+from tokenlake.store.deltas import check_writer_name
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import EVENT_LAYOUT, encode_events, event_columns
 from tokenlake.store.flatbuffer import message_lengths
@@ -30,6 +30,7 @@ from tokenlake.store.segment import (
     SEGMENT_MAX_BYTES,
     Message,
     SegmentWriter,
+    make_directory,
     segment_numbers,
     sync_directory,
     write_all,

@@ -24,6 +24,7 @@ __all__ = [
     "SEGMENT_MAX_ELEMENTS",
     "Message",
     "SegmentWriter",
+    "make_directory",
     "next_number",
     "segment_numbers",
     "sync_directory",
@@ -50,6 +51,14 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Create a folder durably, with those above it, unless it is there."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
 
 def segment_numbers(directory: Path) -> list[int]:
