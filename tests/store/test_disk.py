@@ -67,7 +67,7 @@ def test_whoever_opens_for_writing_on_a_disk_that_refuses_is_told_and_leaves_no_
         lake.delta_writer("w0").stage(make_delta("c0"))
         lake.lineage.append("policy_set")
     read_only[0] = True
-    with pytest.raises(StorageFailed, match="read-only|Read-only"):
+    with pytest.raises(StorageFailed, match="Read-only"):
         doors(root)[door]()
     with Lake(root) as reader:
         assert len(reader.sql(DELTAS).fetchall()) == 1
@@ -83,7 +83,7 @@ def test_every_folder_that_is_made_for_a_lake_is_synced_in_its_parent(
     real = os.fsync
 
     def fsync(fd: int) -> None:
-        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.add(str(Path(f"/proc/self/fd/{fd}").readlink()))
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -143,7 +143,9 @@ def test_the_index_forgets_what_the_disk_never_got(tmp_path: Path, make_delta: M
         writer.stage(make_delta("kept"))
         for _ in range(before):
             lake.lineage.append("policy_set", detail="kept")
-        sizes = {path: path.stat().st_size for path in (*root.glob("deltas/w0/*.arrow"), *root.glob("lineage/*/*.arrow"))}
+        sizes = {
+            path: path.stat().st_size for path in (*root.glob("deltas/w0/*.arrow"), *root.glob("lineage/*/*.arrow"))
+        }
         writer.stage(make_delta("lost"))
         lake.lineage.append("policy_set", detail="lost")
         lake.refresh()
