@@ -5,6 +5,7 @@
 
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,6 +162,43 @@ def test_the_index_forgets_what_the_disk_never_got(tmp_path: Path, make_delta: M
         assert [name for name, _ in lake.sql(DELTAS).fetchall()] == ["kept", "new"]
         assert lake.sql(EVENTS).fetchall() == [*kept, (before + 2, "new")]
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+
+
+def test_an_index_that_the_disk_refuses_goes_on_in_memory(
+    tmp_path: Path, make_delta: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing may grow beyond the index's log here, which is longer than any segment: a real refusal of the disk."""
+    root = tmp_path / "lake"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with OwnedLake.open(root, segment_max_bytes=1) as lake:
+        for i in range(40):
+            lake.delta_writer("w0").stage(make_delta(f"c{i:02}"))
+            lake.lineage.append("policy_set", detail=f"{i}")
+            lake.refresh()
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((root / "index.duckdb.wal").stat().st_size, before[1]))
+        try:
+            for i in range(40, 43):
+                lake.delta_writer("w0").stage(make_delta(f"c{i:02}"))
+                lake.lineage.append("policy_set", detail=f"{i}")
+                assert len(lake.sql(DELTAS).fetchall()) == i + 1
+                assert len(lake.sql(EVENTS).fetchall()) == i + 1
+            assert len([line for line in caplog.messages if "in memory until the next start" in line]) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with OwnedLake.open(root) as lake:
+        assert len(lake.sql(DELTAS).fetchall()) == 43
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+        assert len(caplog.messages) == 1
+    (root / "index.duckdb").unlink()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with OwnedLake.open(root) as lake:
+            assert len(lake.sql(DELTAS).fetchall()) == 43
+        assert "in memory until the next start" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with OwnedLake.open(root) as lake:
+        assert len(lake.sql(DELTAS).fetchall()) == 43
 
 
 @pytest.mark.parametrize("then", ["another event", "a restart"])

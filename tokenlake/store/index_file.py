@@ -1,4 +1,7 @@
-"""`index.duckdb`: opened, or moved aside and built anew from the Arrow files when it is of no use."""
+"""`index.duckdb`: opened, or moved aside and built anew from the Arrow files when it is of no use.
+
+Where the disk takes neither, the index is held in memory until the next start: it is only an index.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import duckdb
 
 from tokenlake.store.index import Index
 
-__all__ = ["open_index", "remove_index"]
+__all__ = ["memory_index", "open_index", "remove_index"]
 
 _log = logging.getLogger(__name__)
 _NAME = "index.duckdb"
@@ -18,14 +21,23 @@ _LOG_NAME = "index.duckdb.wal"
 
 def open_index(root: Path) -> Index:
     """The refreshed index of a lake; the caller owns the lake. An index that cannot be opened is moved aside."""
-    if not (root / _NAME).exists() and not (root / _LOG_NAME).exists():
-        return _opened(root)
     try:
-        return _opened(root)
-    except duckdb.Error as error:
-        kept = _move_aside(root)
-        _log.warning("%s of %s cannot be used (%s): kept as %s, and built anew", _NAME, root, _line(error), kept)
-        return _opened(root)
+        if not (root / _NAME).exists() and not (root / _LOG_NAME).exists():
+            return _opened(root, str(root / _NAME))
+        try:
+            return _opened(root, str(root / _NAME))
+        except duckdb.Error as error:
+            kept = _move_aside(root)
+            _log.warning("%s of %s cannot be used (%s): kept as %s, and built anew", _NAME, root, _line(error), kept)
+            return _opened(root, str(root / _NAME))
+    except duckdb.IOException as error:
+        return memory_index(root, error)
+
+
+def memory_index(root: Path, error: duckdb.Error) -> Index:
+    """The refreshed index of a lake in memory, after `error` of the one on disk; what it shows is the same."""
+    _log.warning("%s of %s cannot be written (%s): in memory until the next start", _NAME, root, _line(error))
+    return _opened(root, ":memory:")
 
 
 def remove_index(root: Path) -> None:
@@ -34,8 +46,8 @@ def remove_index(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
 
 
-def _opened(root: Path) -> Index:
-    con = duckdb.connect(str(root / _NAME))
+def _opened(root: Path, database: str) -> Index:
+    con = duckdb.connect(database)
     usable = False
     try:
         index = Index(root, con)

@@ -23,7 +23,7 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter, read_place, segment_name
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
-from tokenlake.store.index_file import open_index, remove_index
+from tokenlake.store.index_file import memory_index, open_index, remove_index
 from tokenlake.store.lineage import LineageLog
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock, check_process
 from tokenlake.store.query import run_query
@@ -166,7 +166,7 @@ class OwnedLake:
             found = writer.find(rollout_id, attempt, call_id)
             if found is not None:
                 return found
-        self._index.refresh(skip=[writer.name for writer in writers if writer.knows_all])
+        self._refresh([writer.name for writer in writers if writer.knows_all])
         con = self._index.cursor(query=sql.read("index/find_delta"))
         try:
             row = con.execute(sql.read("index/find_delta"), [rollout_id, attempt, call_id]).fetchone()
@@ -190,7 +190,7 @@ class OwnedLake:
         """Every event of some groups, in the same form; without `refresh` those of the last one, which is quicker."""
         self._check()
         if refresh:
-            self._index.refresh()
+            self._refresh()
         return self._folded("index/events_of_groups", [list(groups)])
 
     def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
@@ -210,7 +210,7 @@ class OwnedLake:
     def refresh(self) -> None:
         """Take what was written since the last refresh into the index."""
         self._check()
-        self._index.refresh()
+        self._refresh()
 
     def compact(self) -> Compaction:
         """Rewrite small batches of deltas as large ones, and remove what retention retired; readers see no difference.
@@ -257,6 +257,17 @@ class OwnedLake:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refresh(self, skip: Sequence[str] = ()) -> None:
+        """Refresh the index; one that the disk refuses to write goes on in memory, so that reading goes on."""
+        index = self._index
+        try:
+            index.refresh(skip=skip)
+        except duckdb.Error as error:
+            with self._mutex:
+                if self._index is index:
+                    self._index = memory_index(self.path, error)
+                    index.close()
 
     def _folded(self, name: str, params: list[Any]) -> list[dict[str, Any]]:
         con = self._index.cursor(query="")
