@@ -115,8 +115,14 @@ class Publisher:
         text = sql.read("reads/ready_rows_of")
         rows = await asyncio.to_thread(fetch, self._lake, text, [[group_id]], groups=[group_id])
         reasons = Counter(reason for reason in rows.column("reason").to_pylist() if reason is not None)
-        valid = rows.num_rows - reasons.total()
-        return PublishedGroup(group_id=group_id, n=group.n, valid=valid, reasons=dict(reasons), dropped=None)
+        return PublishedGroup(
+            group_id=group_id,
+            n=group.n,
+            rows=rows.num_rows,
+            valid=group.n - reasons.total(),
+            reasons=dict(reasons),
+            dropped=None,
+        )
 
     def _is_due(self, group: Group) -> bool:
         if group.state != "open":
@@ -137,7 +143,7 @@ class Publisher:
             oldest, newest = row["group_min_wv"], row["group_max_wv"]
             if oldest is not None and newest is not None:
                 self._metrics.spread.set(newest - oldest)
-        self._metrics.rows.labels("true", "").inc(group.valid)
+        self._metrics.rows.labels("true", "").inc(group.rows - sum(group.reasons.values()))
         for reason, count in group.reasons.items():
             self._metrics.rows.labels("false", reason).inc(count)
         self._metrics.delivered.set(group.valid / group.n)

@@ -1,4 +1,4 @@
-"""Publishing: groups that are due become exactly N rows, once.
+"""Publishing: groups that are due become the rows of exactly N rollouts, once.
 
 What a row is and whether it is valid is decided by the view `publishable_rows` and nowhere else. This module writes the
 clock's decision into lineage (a slot that nobody ended before the deadline has failed), asks the view, writes the rows
@@ -36,7 +36,10 @@ class PublishedGroup:
 
     group_id: str
     n: int
+    rows: int
+    """Rows that were written: N, and more where rollouts have several segments; 0 when the group was dropped."""
     valid: int
+    """Rollouts whose rows are valid."""
     reasons: Mapping[str, int]
     """Placeholder rows by reason."""
     dropped: str | None
@@ -124,7 +127,7 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
         drop = dropped.get(verdict["group_id"])
         if drop is None and verdict["published"] != verdict["n"]:
             raise DamagedLake(
-                f"group {verdict['group_id']} in {lake.path} would publish {verdict['published']} rows instead of "
+                f"group {verdict['group_id']} in {lake.path} would publish rows of {verdict['published']} rollouts instead of "
                 f"{verdict['n']}: run `tokenlake audit`",
                 group_id=verdict["group_id"],
             )
@@ -132,6 +135,7 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
             PublishedGroup(
                 group_id=verdict["group_id"],
                 n=verdict["n"],
+                rows=verdict["published_rows"],
                 valid=verdict["valid"] if drop is None else drop["valid"],
                 reasons=json.loads(verdict["reasons"]),
                 dropped=None if drop is None else drop["drop_reason"],

@@ -44,6 +44,7 @@ _ROW_PLACES = pa.schema(
         *PLACE,
         pa.field("sample_id", pa.string()),
         pa.field("segment_index", pa.int32()),
+        pa.field("segment_count", pa.int32()),
         pa.field("rollout_id", pa.string()),
         pa.field("group_id", pa.string()),
     ]

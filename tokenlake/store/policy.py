@@ -192,6 +192,14 @@ POLICIES: Mapping[str, Policy] = {
             sentence="What happens to a call whose parent cannot be found: a new root, or a rollout not to train on.",
             parse=_by_cause,
         ),
+        Policy(
+            name="rows",
+            owner="views",
+            unit="terminal | segments",
+            default="terminal",
+            sentence="Whether a rollout is the row of its terminal chain, or every chain with sampled tokens is a row.",
+            parse=_choice("terminal", "segments"),
+        ),
     )
 }
 """Every policy by name, in order of name."""

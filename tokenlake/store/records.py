@@ -218,12 +218,12 @@ def event_rows(view: memoryview, start: int, end: int, schema: pa.Schema) -> lis
     return [event]
 
 
-def row_keys(view: memoryview, schema: pa.Schema) -> list[tuple[str, int, str, str]] | None:
-    """(sample_id, segment_index, rollout_id, group_id) of the training rows of one message; None: unreadable."""
+def row_keys(view: memoryview, schema: pa.Schema) -> list[tuple[str, int, int, str, str]] | None:
+    """(sample_id, segment_index, segment_count, rollout_id, group_id) of the training rows of one message; None: unreadable."""
     batch = read_batch(view, schema)
     if batch is None:
         return None
     batch = conform(batch, ROW)
-    names = ("sample_id", "segment_index", "rollout_id", "group_id")
+    names = ("sample_id", "segment_index", "segment_count", "rollout_id", "group_id")
     keys = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
-    return None if any(None in key for key in keys) else cast("list[tuple[str, int, str, str]]", keys)
+    return None if any(None in key for key in keys) else cast("list[tuple[str, int, int, str, str]]", keys)

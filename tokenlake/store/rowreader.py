@@ -28,12 +28,13 @@ class RowReader:
     def read(self, groups: Sequence[tuple[str, int, int]]) -> pa.Table:
         """The rows of groups given as (group id, number of its file, N), each group's in the order of its rollouts.
 
-        The arrays lie in the memory map, read-only. Raises `DamagedLake` when a group is not there with its N rollouts.
+        The arrays lie in the memory map, read-only. Raises `DamagedLake` when a group is not there with its N rollouts, each
+        with all its segments.
         """
         batches: list[pa.RecordBatch] = []
         for group_id, number, n in groups:
             found = self._file(number).get(group_id, [])
-            if len({name for batch in found for name in batch.column("rollout_id").to_pylist()}) != n:
+            if not _whole(found, n):
                 raise DamagedLake(
                     f"rows/{number:06d}.arrow of {self._root} does not hold the {n} rollouts of group {group_id}: run "
                     "`tokenlake audit`",
@@ -66,3 +67,15 @@ class RowReader:
         except (OSError, pa.ArrowInvalid) as error:
             raise DamagedLake(f"{path} cannot be read: run `tokenlake audit` ({error})") from error
         return slices
+
+
+def _whole(batches: Sequence[pa.RecordBatch], n: int) -> bool:
+    """Whether n rollouts are there with all their segments."""
+    there: dict[str, set[int]] = {}
+    counts: dict[str, int] = {}
+    for batch in batches:
+        names = (batch.column(name).to_pylist() for name in ("rollout_id", "segment_index", "segment_count"))
+        for rollout_id, index, count in zip(*names, strict=True):
+            there.setdefault(rollout_id, set()).add(index)
+            counts[rollout_id] = count
+    return len(there) == n and all(there[name] == set(range(count)) for name, count in counts.items())

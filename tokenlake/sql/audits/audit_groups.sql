@@ -10,6 +10,8 @@ WITH written AS (
         rows.rollout_id,
         rows.segment,
         rows.sample_mask,
+        rows.segment_index,
+        rows.segment_count,
         rows.reason,
         rows.reward,
         rows.terminal_call_id,
@@ -53,7 +55,9 @@ SELECT
     concat(count(DISTINCT rollout_id), ' of ', n, ' rollouts have a readable row') AS detail
 FROM written
 GROUP BY group_id, n
-HAVING count(DISTINCT rollout_id) <> n
+HAVING
+    count(DISTINCT rollout_id) <> n
+    OR count(DISTINCT row(rollout_id, segment_index)) <> sum(segment_count) FILTER (segment_index = 0)
 UNION ALL BY NAME
 SELECT
     'row_differs' AS kind,
@@ -70,6 +74,7 @@ INNER JOIN candidate_rows AS now
     ON
         written.group_id = now.group_id
         AND written.rollout_id = now.rollout_id
+        AND written.segment_index = now.segment_index
 LEFT JOIN retirements ON written.group_id = retirements.group_id
 WHERE
     now.closed_by = 'group_published'
@@ -78,6 +83,7 @@ WHERE
         written.sample_mask IS DISTINCT FROM now.sample_mask
         OR written.reason IS DISTINCT FROM now.reason
         OR written.attempt IS DISTINCT FROM now.attempt
+        OR written.segment_count IS DISTINCT FROM now.segment_count
         OR (
             written.sample_mask = 1
             AND (

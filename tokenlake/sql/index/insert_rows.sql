@@ -9,6 +9,7 @@ SELECT
     batch_row,
     sample_id,
     segment_index,
+    segment_count,
     rollout_id,
     group_id
 FROM tl_new;

@@ -22,8 +22,9 @@ by_reason AS (
 SELECT
     group_records.group_id,
     group_records.n,
-    count(due_rows.sample_id) AS published,
-    coalesce(sum(due_rows.sample_mask), 0)::BIGINT AS valid,
+    count(DISTINCT due_rows.rollout_id) AS published,
+    count(due_rows.rollout_id) AS published_rows,
+    count(DISTINCT due_rows.rollout_id) FILTER (due_rows.sample_mask = 1) AS valid,
     any_value(due_rows.group_min_wv) AS group_min_wv,
     any_value(due_rows.group_max_wv) AS group_max_wv,
     coalesce(any_value(by_reason.reasons), '{}') AS reasons

@@ -3,7 +3,7 @@
 -- reads: ready_rows
 SELECT
     group_id,
-    coalesce(sum(sample_mask), 0)::BIGINT AS valid,
+    count(DISTINCT rollout_id) FILTER (sample_mask = 1) AS valid,
     any_value(group_min_wv) AS group_min_wv,
     any_value(group_max_wv) AS group_max_wv
 FROM ready_rows

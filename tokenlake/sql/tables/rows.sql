@@ -8,6 +8,7 @@ WITH fetched AS (
         rollout_id,
         group_id,
         segment_index,
+        segment_count,
         segment,
         tl_row(segment, byte_offset, byte_length, batch_row, sample_id, segment_index) AS record
     FROM tl_rows
@@ -17,7 +18,7 @@ WITH fetched AS (
 SELECT
     record.schema_version AS schema_version,
     segment_index,
-    record.segment_count AS segment_count,
+    segment_count,
     record.attempt AS attempt,
     record.sample_mask AS sample_mask,
     record.reward AS reward,

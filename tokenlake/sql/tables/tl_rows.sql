@@ -8,6 +8,7 @@ CREATE TABLE IF NOT EXISTS tl_rows (
     batch_row INTEGER NOT NULL,
     sample_id VARCHAR NOT NULL,
     segment_index INTEGER NOT NULL,
+    segment_count INTEGER NOT NULL,
     rollout_id VARCHAR NOT NULL,
     group_id VARCHAR NOT NULL
 );

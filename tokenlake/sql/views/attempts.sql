@@ -43,6 +43,7 @@ folded AS (
         any_value(slots.mixed_weight_version) AS mixed_weight_version,
         any_value(slots.min_delivered_fraction) AS min_delivered_fraction,
         any_value(slots.min_valid_fraction_per_group) AS min_valid_fraction_per_group,
+        any_value(slots.row_policy) AS row_policy,
         max(events.attempt) FILTER (events.event_type = 'rollout_registered') AS registered_attempt,
         max(events.attempt) FILTER (events.ends) AS ended_attempt,
         arg_min(
@@ -106,6 +107,7 @@ SELECT
     mixed_weight_version,
     min_delivered_fraction,
     min_valid_fraction_per_group,
+    row_policy,
     attempt,
     overflows,
     registered_attempt IS NOT NULL AS registered,

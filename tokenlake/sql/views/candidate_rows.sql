@@ -1,6 +1,7 @@
 -- what: the rows of every group all of whose rollouts have ended, closed groups as they were when closed. A
 --   placeholder has the prompt of its group as input, nothing sampled, no reward and one reason. `prompt_ids_for_adv`
---   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id
+--   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id. Of a valid
+--   rollout of several segments, the first row is that of its terminal chain and says what none of them holds
 -- grain: row
 -- reads: judged_rollouts, group_records, model_in_force
 CREATE OR REPLACE VIEW candidate_rows WITH (DEFER_BINDING) AS
@@ -15,13 +16,13 @@ grouped AS (
         count(*) FILTER (verdict = 'valid') AS valid_rows,
         CASE
             WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
-            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_min IS NULL) = 0
-                THEN min(weight_version_min) FILTER (verdict = 'valid')
+            WHEN count(*) FILTER (verdict = 'valid' AND oldest_version IS NULL) = 0
+                THEN min(oldest_version) FILTER (verdict = 'valid')
         END AS group_min_wv,
         CASE
             WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
-            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_max IS NULL) = 0
-                THEN max(weight_version_max) FILTER (verdict = 'valid')
+            WHEN count(*) FILTER (verdict = 'valid' AND newest_version IS NULL) = 0
+                THEN max(newest_version) FILTER (verdict = 'valid')
         END AS group_max_wv,
         arg_min(prompt_ids, row(verdict <> 'valid', rollout_index)) FILTER (len(prompt_ids) > 0) AS prompt_ids
     FROM judged
@@ -42,12 +43,47 @@ placed AS (
     INNER JOIN group_records ON judged.group_id = group_records.group_id
     CROSS JOIN model_in_force
     WHERE grouped.ended = judged.n
+),
+
+beside AS (
+    SELECT
+        *,
+        unnest(segments) AS segment,
+        generate_subscripts(segments, 1) AS segment_index
+    FROM placed
+    WHERE valid AND len(segments) > 0
+),
+
+every_row AS (
+    SELECT
+        *,
+        0 AS segment_index,
+        attempt_sampled_tokens - CASE WHEN valid THEN delivered_tokens ELSE 0 END AS dropped_sampled_tokens
+    FROM placed
+    UNION ALL BY NAME
+    SELECT
+        * EXCLUDE (segment) REPLACE (
+            segment.terminal_call_id AS terminal_call_id,
+            segment.call_ids AS call_ids,
+            segment.turns AS turns,
+            segment.input_ids AS input_ids,
+            segment.token_mask AS token_mask,
+            segment.logprobs AS logprobs,
+            segment.sampled_tokens AS sampled_tokens,
+            segment.weight_version_min AS weight_version_min,
+            segment.weight_version_max AS weight_version_max,
+            segment.temperature AS temperature,
+            segment.logprob_mode AS logprob_mode,
+            segment.truncated AS truncated
+        ),
+        0 AS dropped_sampled_tokens
+    FROM beside
 )
 
 SELECT
     1::INTEGER AS schema_version,
-    0::INTEGER AS segment_index,
-    1::INTEGER AS segment_count,
+    segment_index::INTEGER AS segment_index,
+    CASE WHEN valid THEN 1 + coalesce(len(segments), 0) ELSE 1 END::INTEGER AS segment_count,
     attempt::INTEGER AS attempt,
     valid::UTINYINT AS sample_mask,
     CASE WHEN valid THEN reward END AS reward,
@@ -59,10 +95,7 @@ SELECT
     valid AND truncated AS truncated,
     CASE WHEN valid THEN turns ELSE 0 END::INTEGER AS turns,
     CASE WHEN valid THEN sampled_tokens ELSE 0 END::INTEGER AS sampled_tokens,
-    CASE
-        WHEN valid THEN attempt_sampled_tokens - sampled_tokens
-        ELSE attempt_sampled_tokens
-    END::INTEGER AS dropped_sampled_tokens,
+    dropped_sampled_tokens::INTEGER AS dropped_sampled_tokens,
     rollout_id AS sample_id,
     rollout_id,
     group_id,
@@ -87,4 +120,4 @@ SELECT
             AND (group_min_wv IS DISTINCT FROM group_max_wv OR group_min_wv IS NULL)
             THEN 'mixed_weight_version_per_group'
     END AS drop_reason
-FROM placed;
+FROM every_row;

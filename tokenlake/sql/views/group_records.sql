@@ -64,7 +64,8 @@ SELECT
     ) AS min_valid_fraction_per_group,
     coalesce(
         json_text(folded.closing.policy, '$.mixed_weight_version_per_group'), policies.mixed_weight_version_per_group
-    ) AS mixed_weight_version_per_group
+    ) AS mixed_weight_version_per_group,
+    coalesce(json_text(folded.closing.policy, '$.rows'), policies.rows) AS row_policy
 FROM folded
 CROSS JOIN policies
 WHERE folded.opening IS NOT NULL;

@@ -10,13 +10,13 @@ WITH judged AS (
         count(*) FILTER (verdict = 'placeholder') AS placeholders,
         CASE
             WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
-            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_min IS NULL) = 0
-                THEN min(weight_version_min) FILTER (verdict = 'valid')
+            WHEN count(*) FILTER (verdict = 'valid' AND oldest_version IS NULL) = 0
+                THEN min(oldest_version) FILTER (verdict = 'valid')
         END AS group_min_wv,
         CASE
             WHEN count(*) FILTER (verdict = 'valid') = 0 THEN any_value(dispatch_weight_version)
-            WHEN count(*) FILTER (verdict = 'valid' AND weight_version_max IS NULL) = 0
-                THEN max(weight_version_max) FILTER (verdict = 'valid')
+            WHEN count(*) FILTER (verdict = 'valid' AND newest_version IS NULL) = 0
+                THEN max(newest_version) FILTER (verdict = 'valid')
         END AS group_max_wv
     FROM judged_rollouts
     WHERE closed_by IS NULL
@@ -26,7 +26,7 @@ WITH judged AS (
 closed AS (
     SELECT
         groups.group_id,
-        count(*) FILTER (written.sample_mask = 1) AS valid,
+        count(DISTINCT written.rollout_id) FILTER (written.sample_mask = 1) AS valid,
         count(*) FILTER (written.sample_mask = 0) AS placeholders,
         any_value(groups.published_min_wv) AS group_min_wv,
         any_value(groups.published_max_wv) AS group_max_wv

@@ -1,11 +1,38 @@
 -- what: every place of every group with its verdict and, when it has a terminal, its sequence: what `rollouts`,
 --   `linear_rows` and `publishable_rows` are cut from, so that tokens are read once. Arrays are put in order after
 --   the fold, which is cheaper than ordering tokens inside it; a second copy of a record counts once. Without a
---   terminal the first root is read for its prompt and the first orphan for its reason
+--   terminal the first root is read for its prompt and the first orphan for its reason. `segments`: where every chain
+--   becomes a row, those beside that of the terminal chain (chain 0). A chain that would not be valid as a row, or
+--   holds no sampled token that another row does not, is none of them
 -- grain: rollout
--- reads: rollout_trees, verified_calls, placeholder_reason
+-- reads: rollout_trees, verified_calls, placeholder_reason, segment_row, known_range, common_value
 CREATE OR REPLACE VIEW judged_rollouts WITH (DEFER_BINDING) AS
-WITH placed AS (
+WITH listed AS (
+    SELECT
+        *,
+        CASE WHEN path IS NULL THEN root_and_orphan ELSE list_select(call_ids, path) END AS main_calls
+    FROM rollout_trees
+),
+
+numbered AS (
+    SELECT
+        * EXCLUDE (call_ids),
+        CASE
+            WHEN side_chains IS NULL THEN main_calls
+            ELSE list_concat(main_calls, flatten(list_transform(side_chains, LAMBDA side: side.call_ids)))
+        END AS call_ids,
+        list_concat(
+            list_resize([]::BIGINT[], len(main_calls), 0::BIGINT),
+            flatten(
+                list_transform(
+                    side_chains, LAMBDA side, number: list_resize([]::BIGINT[], len(side.call_ids), number::BIGINT)
+                )
+            )
+        ) AS chains
+    FROM listed
+),
+
+placed AS (
     SELECT
         group_id,
         rollout_id,
@@ -17,13 +44,11 @@ WITH placed AS (
         terminal_selection,
         terminal_reason,
         truncated,
-        unnest(
-            CASE WHEN path IS NULL THEN root_and_orphan ELSE list_select(call_ids, path) END
-        ) AS call_id,
-        generate_subscripts(
-            CASE WHEN path IS NULL THEN root_and_orphan ELSE list_select(call_ids, path) END, 1
-        )::INTEGER - 1 AS position
-    FROM rollout_trees
+        side_chains,
+        unnest(call_ids) AS call_id,
+        unnest(chains) AS chain,
+        generate_subscripts(call_ids, 1)::INTEGER - 1 AS position
+    FROM numbered
 ),
 
 folded AS (
@@ -38,25 +63,19 @@ folded AS (
         any_value(placed.terminal_selection) AS terminal_selection,
         any_value(placed.terminal_reason) AS terminal_reason,
         any_value(placed.truncated) AS truncated,
-        list(placed.position) AS positions,
-        list(placed.call_id) AS call_ids,
-        list(calls.sampled_tokens) AS sampled_tokens,
-        list(calls.token_ids) AS token_ids,
-        list(calls.token_mask) AS token_mask,
-        list(calls.logprobs) AS logprobs,
-        count(*) AS records,
-        max(placed.position) + 1 AS turns,
-        CASE count(*) WHEN count(calls.weight_version) THEN min(calls.weight_version) END AS weight_version_min,
-        CASE count(*) WHEN count(calls.weight_version_end) THEN max(calls.weight_version_end) END
-            AS weight_version_max,
-        CASE
-            WHEN count(*) = count(calls.temperature) AND min(calls.temperature) = max(calls.temperature)
-                THEN min(calls.temperature)
-        END AS temperature,
-        CASE
-            WHEN count(*) = count(calls.logprob_mode) AND min(calls.logprob_mode) = max(calls.logprob_mode)
-                THEN min(calls.logprob_mode)
-        END AS logprob_mode,
+        any_value(placed.side_chains) AS side_chains,
+        list(placed.position) FILTER (placed.chain = 0) AS positions,
+        list(placed.call_id) FILTER (placed.chain = 0) AS call_ids,
+        list(calls.sampled_tokens) FILTER (placed.chain = 0) AS sampled_tokens,
+        list(calls.token_ids) FILTER (placed.chain = 0) AS token_ids,
+        list(calls.token_mask) FILTER (placed.chain = 0) AS token_mask,
+        list(calls.logprobs) FILTER (placed.chain = 0) AS logprobs,
+        count(*) FILTER (placed.chain = 0) AS records,
+        max(placed.position) FILTER (placed.chain = 0) + 1 AS turns,
+        known_range(list(calls.weight_version) FILTER (placed.chain = 0)).least AS weight_version_min,
+        known_range(list(calls.weight_version_end) FILTER (placed.chain = 0)).most AS weight_version_max,
+        common_value(list(calls.temperature) FILTER (placed.chain = 0)) AS temperature,
+        common_value(list(calls.logprob_mode) FILTER (placed.chain = 0)) AS logprob_mode,
         arg_min(
             {
                 'reason': calls.reason,
@@ -65,7 +84,21 @@ folded AS (
                 'other_record': calls.other_record
             },
             placed.position
-        ) FILTER (calls.reason IS NOT NULL) AS fault,
+        ) FILTER (calls.reason IS NOT NULL AND placed.chain = 0) AS fault,
+        list({
+            'position': placed.position,
+            'chain': placed.chain,
+            'sound': calls.reason IS NULL,
+            'call_id': placed.call_id,
+            'sampled_tokens': calls.sampled_tokens,
+            'token_ids': calls.token_ids,
+            'token_mask': calls.token_mask,
+            'logprobs': calls.logprobs,
+            'weight_version': calls.weight_version,
+            'weight_version_end': calls.weight_version_end,
+            'temperature': calls.temperature,
+            'logprob_mode': calls.logprob_mode
+        }) FILTER (placed.chain > 0) AS side_records,
         any_value(coalesce(calls.first_sampled - 1, calls.mask_len)) FILTER (
             placed.position = 0
             AND calls.parent_call_id IS NULL
@@ -98,7 +131,7 @@ ordered AS (
 
 joined AS (
     SELECT
-        * EXCLUDE (head, positions, places, call_ids, sampled_tokens, token_ids, token_mask, logprobs),
+        * EXCLUDE (head, side_chains, side_records, positions, places, call_ids, sampled_tokens, token_ids, token_mask, logprobs),
         head.rollout_index,
         head.n,
         head.purpose,
@@ -119,8 +152,75 @@ joined AS (
         END AS sampled_tokens,
         flatten(list_select(token_ids, places)) AS input_ids,
         flatten(list_select(token_mask, places)) AS token_mask,
-        flatten(list_select(logprobs, places)) AS logprobs
+        flatten(list_select(logprobs, places)) AS logprobs,
+        CASE
+            WHEN side_records IS NOT NULL
+                THEN list_transform(
+                    side_chains,
+                    LAMBDA side, number: {
+                        'records': list_sort(
+                            list_distinct([record FOR record IN side_records IF record.chain = number])
+                        ),
+                        'truncated': side.truncated
+                    }
+                )
+        END AS sides
     FROM ordered
+),
+
+sound AS (
+    SELECT
+        * REPLACE (
+            list_filter(
+                sides,
+                LAMBDA side: NOT list_contains(list_transform(side.records, LAMBDA record: record.sound), FALSE)
+                AND (
+                    mixed_weight_version <> 'reject'
+                    OR known_range(list_transform(side.records, LAMBDA record: record.weight_version)).least
+                    = known_range(list_transform(side.records, LAMBDA record: record.weight_version_end)).most
+                )
+            ) AS sides
+        )
+    FROM joined
+),
+
+segmented AS (
+    SELECT
+        * EXCLUDE (sides),
+        list_filter(
+            list_transform(
+                sides,
+                LAMBDA side, number: segment_row(
+                    side.records,
+                    side.truncated,
+                    list_concat(
+                        call_ids,
+                        flatten(
+                            list_transform(
+                                sides[1:number - 1],
+                                LAMBDA earlier: list_transform(earlier.records, LAMBDA record: record.call_id)
+                            )
+                        )
+                    )
+                )
+            ),
+            LAMBDA segment: segment.sampled_tokens > 0
+        ) AS segments
+    FROM sound
+),
+
+summed AS (
+    SELECT
+        *,
+        sampled_tokens + coalesce(list_sum(list_transform(segments, LAMBDA segment: segment.sampled_tokens)), 0)
+        AS delivered_tokens,
+        known_range(
+            list_prepend(weight_version_min, list_transform(segments, LAMBDA segment: segment.weight_version_min))
+        ).least AS oldest_version,
+        known_range(
+            list_prepend(weight_version_max, list_transform(segments, LAMBDA segment: segment.weight_version_max))
+        ).most AS newest_version
+    FROM segmented
 ),
 
 reasoned AS (
@@ -140,9 +240,9 @@ reasoned AS (
             WHEN sampled_tokens = 0 THEN 'no_sampled_tokens'
             WHEN mixed_weight_version = 'reject' AND (weight_version_min IS DISTINCT FROM weight_version_max)
                 THEN 'mixed_weight_version'
-            WHEN sampled_tokens < min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
+            WHEN delivered_tokens < min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
         END AS word
-    FROM joined
+    FROM summed
 )
 
 SELECT

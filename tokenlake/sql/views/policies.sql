@@ -14,5 +14,6 @@ SELECT
     coalesce(try_cast(json_text(detail, '$.min_delivered_fraction') AS DOUBLE), 0) AS min_delivered_fraction,
     coalesce(try_cast(json_text(detail, '$.min_valid_fraction_per_group') AS DOUBLE), 0)
         AS min_valid_fraction_per_group,
-    coalesce(json_text(detail, '$.mixed_weight_version_per_group'), 'allow') AS mixed_weight_version_per_group
+    coalesce(json_text(detail, '$.mixed_weight_version_per_group'), 'allow') AS mixed_weight_version_per_group,
+    coalesce(json_text(detail, '$.rows'), 'terminal') AS rows
 FROM latest;

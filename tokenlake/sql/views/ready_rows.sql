@@ -14,7 +14,10 @@ WITH complete AS (
             AND groups.segment = found.segment
     WHERE groups.closed_by = 'group_published'
     GROUP BY groups.group_id, groups.n, groups.segment
-    HAVING count(DISTINCT found.rollout_id) = groups.n
+    HAVING
+        count(DISTINCT found.rollout_id) = groups.n
+        AND count(DISTINCT row(found.rollout_id, found.segment_index))
+        = sum(found.segment_count) FILTER (found.segment_index = 0)
 )
 
 SELECT

@@ -2,7 +2,8 @@
 --   call stands for its parent. No leaf is an abandoned retry: childless, while another call with the same parent and
 --   the same prompt was continued. Leaves that are the same token sequence count as one. Calls that came after the
 --   end of the attempt change nothing. `path`: numbers in `call_ids`, root first; it ends at a call that is missing
---   or met before (a cycle), which `call_checks` names
+--   or met before (a cycle), which `call_checks` names. `side_chains`: where every chain becomes a row, those from a
+--   root to each other leaf, by call ids, in the order in which the leaves were committed; else NULL
 -- grain: rollout
 -- reads: attempts, committed_calls, walk_path
 CREATE OR REPLACE VIEW rollout_trees WITH (DEFER_BINDING) AS
@@ -20,6 +21,7 @@ WITH folded AS (
             'mixed_weight_version': attempts.mixed_weight_version,
             'min_delivered_fraction': attempts.min_delivered_fraction,
             'min_valid_fraction_per_group': attempts.min_valid_fraction_per_group,
+            'row_policy': attempts.row_policy,
             'state': CASE
                 WHEN attempts.ending = 'rollout_failed' THEN 'failed'
                 WHEN attempts.ending = 'rollout_sealed' THEN 'sealed'
@@ -168,6 +170,27 @@ SELECT
             THEN
                 walk_path(parents, terminal_number)
     END AS path,
+    CASE
+        WHEN head.row_policy = 'segments' AND terminal_number IS NOT NULL
+            THEN list_transform(
+                list_sort(
+                    [
+                        { 'event_order': call.event_order, 'number': number } FOR call, number IN tree
+                        IF NOT list_contains(parents, number) AND number <> terminal_number
+                    ]
+                ),
+                LAMBDA leaf: {
+                    'call_ids': list_select(call_ids, walk_path(parents, leaf.number)),
+                    'truncated': tree[leaf.number].finish_reason IN ('length', 'max_tokens', 'max_output_tokens')
+                    OR len(
+                        list_filter(
+                            overflows,
+                            LAMBDA cut: cut.parent_call_id = call_ids[leaf.number] AND cut.attempt = attempt
+                        )
+                    ) > 0
+                }
+            )
+    END AS side_chains,
     CASE
         WHEN terminal_number IS NULL
             THEN [

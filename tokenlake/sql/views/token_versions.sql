@@ -11,6 +11,7 @@ WITH placed AS (
         sample_id,
         segment_index,
         attempt,
+        token_mask,
         unnest(call_ids) AS call_id
     FROM ready_rows
     WHERE sample_mask = 1
@@ -18,7 +19,7 @@ WITH placed AS (
 
 sampled AS (
     SELECT
-        placed.*,
+        placed.* EXCLUDE (token_mask),
         calls.cum_len - calls.sampled_tokens AS begins,
         calls.cum_len AS ends,
         calls.weight_version,
@@ -30,7 +31,7 @@ sampled AS (
             AND placed.rollout_id = calls.rollout_id
             AND placed.attempt = calls.attempt
             AND placed.call_id = calls.call_id
-    WHERE calls.sampled_tokens > 0
+    WHERE calls.sampled_tokens > 0 AND placed.token_mask[calls.cum_len - calls.sampled_tokens + 1] = 1
 ),
 
 told AS (
