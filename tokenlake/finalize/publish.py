@@ -127,8 +127,8 @@ def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: in
         drop = dropped.get(verdict["group_id"])
         if drop is None and verdict["published"] != verdict["n"]:
             raise DamagedLake(
-                f"group {verdict['group_id']} in {lake.path} would publish rows of {verdict['published']} rollouts instead of "
-                f"{verdict['n']}: run `tokenlake audit`",
+                f"group {verdict['group_id']} in {lake.path} would publish rows of {verdict['published']} rollouts "
+                f"instead of {verdict['n']}: run `tokenlake audit`",
                 group_id=verdict["group_id"],
             )
         results.append(

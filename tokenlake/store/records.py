@@ -219,7 +219,7 @@ def event_rows(view: memoryview, start: int, end: int, schema: pa.Schema) -> lis
 
 
 def row_keys(view: memoryview, schema: pa.Schema) -> list[tuple[str, int, int, str, str]] | None:
-    """(sample_id, segment_index, segment_count, rollout_id, group_id) of the training rows of one message; None: unreadable."""
+    """(sample_id, segment_index, segment_count, rollout_id, group_id) of one message's rows; None: unreadable."""
     batch = read_batch(view, schema)
     if batch is None:
         return None

@@ -28,8 +28,8 @@ class RowReader:
     def read(self, groups: Sequence[tuple[str, int, int]]) -> pa.Table:
         """The rows of groups given as (group id, number of its file, N), each group's in the order of its rollouts.
 
-        The arrays lie in the memory map, read-only. Raises `DamagedLake` when a group is not there with its N rollouts, each
-        with all its segments.
+        The arrays lie in the memory map, read-only. Raises `DamagedLake` when a group is not there with all segments of
+        its N rollouts.
         """
         batches: list[pa.RecordBatch] = []
         for group_id, number, n in groups:

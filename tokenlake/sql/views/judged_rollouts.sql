@@ -24,9 +24,7 @@ numbered AS (
         list_concat(
             list_resize([]::BIGINT[], len(main_calls), 0::BIGINT),
             flatten(
-                list_transform(
-                    side_chains, LAMBDA side, number: list_resize([]::BIGINT[], len(side.call_ids), number::BIGINT)
-                )
+                [list_resize([]::BIGINT[], len(side.call_ids), number::BIGINT) FOR side, number IN side_chains]
             )
         ) AS chains
     FROM listed
@@ -131,7 +129,10 @@ ordered AS (
 
 joined AS (
     SELECT
-        * EXCLUDE (head, side_chains, side_records, positions, places, call_ids, sampled_tokens, token_ids, token_mask, logprobs),
+        * EXCLUDE (
+            head, side_chains, side_records, positions, places,
+            call_ids, sampled_tokens, token_ids, token_mask, logprobs
+        ),
         head.rollout_index,
         head.n,
         head.purpose,
@@ -155,15 +156,14 @@ joined AS (
         flatten(list_select(logprobs, places)) AS logprobs,
         CASE
             WHEN side_records IS NOT NULL
-                THEN list_transform(
-                    side_chains,
-                    LAMBDA side, number: {
+                THEN [
+                    {
                         'records': list_sort(
                             list_distinct([record FOR record IN side_records IF record.chain = number])
                         ),
                         'truncated': side.truncated
-                    }
-                )
+                    } FOR side, number IN side_chains
+                ]
         END AS sides
     FROM ordered
 ),
@@ -188,9 +188,8 @@ segmented AS (
     SELECT
         * EXCLUDE (sides),
         list_filter(
-            list_transform(
-                sides,
-                LAMBDA side, number: segment_row(
+            [
+                segment_row(
                     side.records,
                     side.truncated,
                     list_concat(
@@ -202,8 +201,8 @@ segmented AS (
                             )
                         )
                     )
-                )
-            ),
+                ) FOR side, number IN sides
+            ],
             LAMBDA segment: segment.sampled_tokens > 0
         ) AS segments
     FROM sound
@@ -213,7 +212,7 @@ summed AS (
     SELECT
         *,
         sampled_tokens + coalesce(list_sum(list_transform(segments, LAMBDA segment: segment.sampled_tokens)), 0)
-        AS delivered_tokens,
+            AS delivered_tokens,
         known_range(
             list_prepend(weight_version_min, list_transform(segments, LAMBDA segment: segment.weight_version_min))
         ).least AS oldest_version,

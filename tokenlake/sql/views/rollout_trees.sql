@@ -181,13 +181,18 @@ SELECT
                 ),
                 LAMBDA leaf: {
                     'call_ids': list_select(call_ids, walk_path(parents, leaf.number)),
-                    'truncated': tree[leaf.number].finish_reason IN ('length', 'max_tokens', 'max_output_tokens')
-                    OR len(
-                        list_filter(
-                            overflows,
-                            LAMBDA cut: cut.parent_call_id = call_ids[leaf.number] AND cut.attempt = attempt
-                        )
-                    ) > 0
+                    'truncated': coalesce(
+                        tree[leaf.number].finish_reason IN ('length', 'max_tokens', 'max_output_tokens'), FALSE
+                    )
+                    OR coalesce(
+                        len(
+                            list_filter(
+                                overflows,
+                                LAMBDA cut: cut.parent_call_id = call_ids[leaf.number] AND cut.attempt = attempt
+                            )
+                        ) > 0,
+                        FALSE
+                    )
                 }
             )
     END AS side_chains,

@@ -19,7 +19,12 @@ WITH placed AS (
 
 sampled AS (
     SELECT
-        placed.* EXCLUDE (token_mask),
+        placed.group_id,
+        placed.rollout_id,
+        placed.sample_id,
+        placed.segment_index,
+        placed.attempt,
+        placed.call_id,
         calls.cum_len - calls.sampled_tokens AS begins,
         calls.cum_len AS ends,
         calls.weight_version,
