@@ -6,9 +6,11 @@ import json
 from itertools import permutations
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
-from tests.api.conftest import Door
+from tests.api.conftest import TOKEN, Door
 from tests.api.scripted_engine import text
 from tests.api.speakers import SPEAKERS, Said, Speaker, Told
 from tests.api.test_lifecycle import wait_for
@@ -181,3 +183,20 @@ def test_a_length_stop_and_a_full_context_say_so(door: Door, speaker: type[Speak
     assert door.events("call_committed")[1]["parent_call_id"] == first.call_id
     receipt = door.client.seal("g_g0", reward=0.0, terminal_response_id=full.response_id)
     assert (receipt["terminal_call_id"], receipt["poisoned"]) == (first.call_id, False)
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_models_are_listed_as_each_sdk_knows_them(door: Door, prefixed: bool) -> None:
+    (rollout,) = door.register()
+    base, key = (rollout["base_url"], rollout["data_capability"]) if prefixed else (f"{door.url}/v1", TOKEN)
+    with openai.OpenAI(base_url=base, api_key=key) as sdk:
+        assert [(m.id, m.object, m.owned_by) for m in sdk.models.list()] == [("scripted", "model", "tokenlake")]
+        assert sdk.models.retrieve("scripted").id == "scripted"
+    with anthropic.Anthropic(base_url=base.removesuffix("/v1"), api_key=key) as other:
+        page = other.models.list()
+        assert (page.has_more, page.first_id, page.last_id) == (False, "scripted", "scripted")
+        assert [(m.id, m.type, m.display_name) for m in page] == [("scripted", "model", "scripted")]
+        assert other.models.retrieve("scripted").created_at.tzinfo is not None
+        with pytest.raises(anthropic.NotFoundError):
+            other.models.retrieve("another")
+    assert not door.events("call_committed")

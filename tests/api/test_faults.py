@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -21,7 +22,7 @@ from tests.api.test_chat import U5, U6, ask, echo
 from tests.api.test_dialects import ASK
 from tests.api.test_gate import chat, hang_up
 from tests.api.test_lifecycle import call_id, wait_for
-from tokenlake.errors import EngineFailed, StorageFailed, TooLarge
+from tokenlake.errors import Conflict, EngineFailed, StorageFailed, TooLarge
 from tokenlake.store.segment import SegmentWriter
 
 
@@ -327,3 +328,45 @@ def test_what_is_refused_before_inference_is_a_named_event(
     assert (failed["reason"], failed["answered"]) == (reason, False)
     ask(door.agent(rollout), [U5])
     assert door.client.seal("g_g0", reward=1.0)["reason"] is None
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("same", [True, False], ids=["same-record", "another-record"])
+def test_a_call_is_committed_once_however_often_its_worker_says_so(door: Door, at_once: bool, same: bool) -> None:
+    door.register()
+    ledger = door.service.ledger
+    event: dict[str, Any] = {
+        **{"group_id": "g", "rollout_id": "g_g0", "attempt": 0, "call_id": "c0", "mode": "text", "prev_len": 0},
+        **{"delta_len": 1, "cum_len": 1, "sampled_tokens": 1, "chain_hash": bytes(32), "digest": bytes(32)},
+    }
+    again = event if same else {**event, "digest": bytes(31) + b"1"}
+
+    async def twice() -> list[Any]:
+        if at_once:
+            return await asyncio.gather(ledger.commit(event), ledger.commit(again), return_exceptions=True)
+        return await asyncio.gather(ledger.commit(event)) + await asyncio.gather(
+            ledger.commit(again), return_exceptions=True
+        )
+
+    said = asyncio.run_coroutine_threadsafe(twice(), door.running.loop).result()
+    assert [type(each) for each in said] == [type(None), type(None) if same and not at_once else Conflict]
+    assert [e["digest"] for e in door.events("call_committed")] == [bytes(32)]
+    assert "duplicate_commit" not in door.request("GET", "/api/v1/audit").json()["kinds"]
+
+
+def test_a_commit_that_comes_again_with_another_record_spoils_the_rollout_and_not_the_lake(door: Door) -> None:
+    (rollout,) = door.register()
+    before = ask(door.agent(rollout), [U5])
+    capture = door.service.recorder.capture
+
+    async def twice(flight: Any, history: Any, prompt: Any, generation: Any, *rest: Any) -> None:
+        await capture(flight, history, prompt, generation, *rest)
+        await capture(flight, history, prompt, replace(generation, token_ids=[4, 9]), *rest)
+
+    with replaced(door, "service.recorder.capture", twice):
+        chat(door, rollout, [U5, echo(before), U6])
+    (failed,) = door.events("call_failed")
+    assert (failed["reason"], failed["answered"]) == ("call_id_conflict", True)
+    receipt = door.client.seal("g_g0", reward=1.0)
+    assert (receipt["poisoned"], receipt["reason"], len(receipt["manifest"])) == (True, "call_id_conflict", 2)
+    assert door.request("GET", "/api/v1/audit").json()["healthy"]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.conftest import Door, Opener
+from tests.api.conftest import TOKEN, Door, Opener
+from tests.api.stub_upstream import PATHS as UPSTREAM_PATHS
+from tests.api.stub_upstream import stub_upstream
 from tests.api.test_chat import U5
 from tests.api.test_gate import chat
+from tests.api.test_upstream import backend
+from tokenlake.api.cli import main
 from tokenlake.api.limits import Limits
 from tokenlake.api.settings import Settings
 from tokenlake.errors import Busy, ConfigError
@@ -76,30 +81,63 @@ def test_all_rollouts_together_may_have_a_limit(opened: Opener) -> None:
 ASKED = {"temperature": 0.3, "top_p": 0.4, "top_k": 5}
 
 
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
+PINS = [
+    ({}, (0.3, 0.4, 5)),
+    ({"pin_temperature": 1.0, "pin_top_p": 1.0, "pin_top_k": 0}, (1.0, 1.0, 0)),
+    ({"pin_temperature": 0}, (0.0, 0.4, 5)),
+]
+
+
 def sampled(door: Door, path: str, token: str) -> Any:
-    door.post(path, {"messages": [U5], **ASKED}, token=token).raise_for_status()
+    body = {"input": "a"} if path.endswith("responses") else {"messages": [U5], "max_tokens": 9}
+    door.post(path, {**body, **ASKED}, token=token).raise_for_status()
     params = door.engine.params[-1]
     return params.temperature, params.top_p, params.top_k
 
 
-@pytest.mark.parametrize(
-    ("pins", "wanted"),
-    [
-        ({}, (0.3, 0.4, 5)),
-        ({"pin_temperature": 1.0, "pin_top_p": 1.0, "pin_top_k": 0}, (1.0, 1.0, 0)),
-        ({"pin_temperature": 0}, (0.0, 0.4, 5)),
-    ],
-)
+@pytest.mark.parametrize(("pins", "wanted"), PINS)
+@pytest.mark.parametrize("dialect", PATHS)
 def test_what_a_harness_asks_for_does_not_change_a_pinned_distribution(
-    opened: Opener, pins: dict[str, Any], wanted: tuple[float, float, int]
+    opened: Opener, dialect: str, pins: dict[str, Any], wanted: tuple[float, float, int]
 ) -> None:
     with opened(**pins) as door:
         (rollout,) = door.register()
-        path = "/ng-rollout/g_g0/v1/chat/completions"
-        assert sampled(door, path, rollout["data_capability"]) == wanted
-        assert sampled(door, "/v1/chat/completions", door.client._http.headers["authorization"][7:]) == wanted
+        assert sampled(door, f"/ng-rollout/g_g0{PATHS[dialect]}", rollout["data_capability"]) == wanted
+        assert sampled(door, PATHS[dialect], TOKEN) == wanted
         (event,) = door.events("call_committed")
         assert (event["temperature"], event["top_p"], event["top_k"]) == wanted
+
+
+@pytest.mark.parametrize(("pins", "wanted"), PINS[1:])
+@pytest.mark.parametrize("route", ["completions", "generate"])
+def test_pins_act_on_an_upstream_too(
+    opened: Opener, route: str, pins: dict[str, Any], wanted: tuple[float, float, int]
+) -> None:
+    with stub_upstream() as stub:
+        stub.missing = {path for name, path in UPSTREAM_PATHS.items() if name != route}
+        with opened(engine=backend(stub.url, **pins), **pins) as door:
+            (rollout,) = door.register()
+            for path, token in (("/ng-rollout/g_g0/v1", rollout["data_capability"]), ("/v1", TOKEN)):
+                stub.bodies.clear()
+                asked = {"messages": [U5], **ASKED}
+                door.post(f"{path}/chat/completions", asked, token=token).raise_for_status()
+                (given,) = stub.bodies
+                assert (given["temperature"], given["top_p"], given.get("top_k", 0)) == wanted
+            (event,) = door.events("call_committed")
+            assert (event["temperature"], event["top_p"], event["top_k"]) == wanted
+
+
+def test_pins_that_cannot_act_are_refused_at_start(opened: Opener, tmp_path: Path, capsys: Any) -> None:
+    with stub_upstream() as stub:
+        arguments = ["serve", "--lake", str(tmp_path / "none"), "--upstream", stub.url, "--capture", "off"]
+        assert main([*arguments, "--set", "pin_temperature=1", "--set", "pin_top_k=0"]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("tokenlake: pin_temperature, pin_top_k cannot act with --capture off")
+        assert (said.err.count("\n"), said.out, stub.asked) == (1, "", [])
+        off = backend(stub.url, "off")
+        with pytest.raises(ConfigError, match="pin_top_p cannot act"), opened(engine=off, pin_top_p=1.0):
+            pass
 
 
 @pytest.mark.parametrize(

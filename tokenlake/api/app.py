@@ -40,6 +40,9 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(routes_control.router)
     app.include_router(routes_claims.router)
     app.include_router(routes_data.router)
+    if service.proxy is None or service.settings.pins:
+        # Bytes that pass unchanged would carry a temperature past its pin.
+        app.include_router(routes_model.plain_calls)
     if service.proxy is not None:
         app.include_router(routes_proxy.beside)
     if service.capture == "off":

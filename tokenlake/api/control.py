@@ -50,6 +50,12 @@ class Control:
         group = self.groups.get(split_rollout_id(rollout_id)[0])
         return group and group.rollouts.get(rollout_id)
 
+    def call(self, rollout_id: str, attempt: int, call_id: str) -> Call | None:
+        """The committed call, as long as something can continue it."""
+        rollout = self.rollout(rollout_id)
+        found = rollout and rollout.attempts.get(attempt)
+        return found and found.calls.get(call_id)
+
     def group_of(self, rollout_id: str) -> Group:
         """The group of a known rollout."""
         return self.groups[split_rollout_id(rollout_id)[0]]

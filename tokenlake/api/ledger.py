@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenlake.api.control import Control
+from tokenlake.errors import Conflict
 
 __all__ = ["Ledger", "LineageWriter", "now_us"]
 
@@ -26,6 +27,24 @@ class Ledger:
     def __init__(self, lineage: LineageWriter, control: Control) -> None:
         self._lineage = lineage
         self._control = control
+        self._committing: set[tuple[str, int, str]] = set()
+
+    async def commit(self, event: dict[str, Any]) -> None:
+        """Append the one `call_committed` of a call; the same record again, from a worker that repeats itself, is none.
+
+        Raises `Conflict` for a call that is committed with another record, or just being committed; else as `append`.
+        """
+        name = (event["rollout_id"], event["attempt"], event["call_id"])
+        known = self._control.call(*name)
+        if known is not None and known.digest == event["digest"]:
+            return
+        if known is not None or name in self._committing:
+            raise Conflict(f"call {name[2]} of {name[0]} has a record already", call_id=name[2])
+        self._committing.add(name)
+        try:
+            await self.append({**event, "event_type": "call_committed"})
+        finally:
+            self._committing.discard(name)
 
     async def append(self, *events: dict[str, Any]) -> None:
         """Append events as one atomic batch; raises `StorageFailed` when they are not durable.

@@ -71,7 +71,9 @@ class Recorder:
         if reason is None:
             event = self._event(flight, history, prompt, answer) | coords.columns()
             try:
-                await self._ledger.append({**event, "event_type": "call_committed", "reason": prompt.cause})
+                await self._ledger.commit({**event, "reason": prompt.cause})
+            except Conflict:
+                reason = "call_id_conflict"
             except StorageFailed:
                 reason = "commit_failed"
             else:

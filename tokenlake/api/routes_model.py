@@ -6,8 +6,8 @@ without the prefix need the control token and are never captured.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,9 +27,11 @@ from tokenlake.api.wire import read_json
 from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ingest.fingerprint import json_digest
 
-__all__ = ["router"]
+__all__ = ["plain_calls", "router"]
 
 router = APIRouter()
+plain_calls = APIRouter()
+"""Calls without a prefix, answered by the gate."""
 _PREFIXES = ("/ng-rollout/{rollout_id}", "/ng-rollout/{rollout_id}/training-token-capture")
 _DIALECTS: dict[str, Callable[[Service], Dialect]] = {
     "/v1/chat/completions": lambda service: service.chat,
@@ -108,7 +110,7 @@ async def plain_count(request: Request) -> Response:
 
 
 for _path, _read in _DIALECTS.items():
-    router.add_api_route(_path, _plain(_read), methods=["POST"])
+    plain_calls.add_api_route(_path, _plain(_read), methods=["POST"])
     for _prefix in _PREFIXES:
         router.add_api_route(_prefix + _path, _captured(_read), methods=["POST"])
 router.add_api_route(_COUNT, plain_count, methods=["POST"])
@@ -116,12 +118,20 @@ for _prefix in _PREFIXES:
     router.add_api_route(_prefix + _COUNT, captured_count, methods=["POST"])
 
 
-def _found(service: Service, path: str) -> dict[str, Any]:
-    """What the engine answers to a `GET`."""
-    model = {"id": service.engine.name, "object": "model", "created": int(time.time()), "owned_by": "tokenlake"}
+def _found(request: Request, path: str) -> dict[str, Any]:
+    """What the engine answers to a `GET`; its models as the SDK that asks knows them."""
+    service = service_of(request)
+    now = datetime.now(UTC)
+    name = service.engine.name
+    if "anthropic-version" in request.headers:
+        model = {"type": "model", "id": name, "display_name": name, "created_at": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        models = {"data": [model], "has_more": False, "first_id": name, "last_id": name}
+    else:
+        model = {"id": name, "object": "model", "created": int(now.timestamp()), "owned_by": "tokenlake"}
+        models = {"object": "list", "data": [model]}
     if path == "v1/models":
-        return {"object": "list", "data": [model]}
-    if path == f"v1/models/{service.engine.name}":
+        return models
+    if path == f"v1/models/{name}":
         return model
     if path in ("version", "v1/version"):
         return {"version": _version()}
@@ -140,7 +150,7 @@ def _version() -> str:
 async def captured_get(request: Request, rollout_id: str, path: str) -> Response:
     """A `GET` under a rollout's prefix: passes through, records nothing."""
     authorized_attempt(request, rollout_id)
-    return JSONResponse(_found(service_of(request), path.removeprefix("training-token-capture/")))
+    return JSONResponse(_found(request, path.removeprefix("training-token-capture/")))
 
 
 async def captured_other(request: Request, rollout_id: str, path: str) -> Response:
@@ -156,7 +166,7 @@ router.add_api_route("/ng-rollout/{rollout_id}/{path:path}", captured_other, met
 async def plain_get(request: Request, path: str) -> Response:
     """A `GET` of the plain proxy."""
     require_control(request)
-    return JSONResponse(_found(service_of(request), f"v1/{path}"))
+    return JSONResponse(_found(request, f"v1/{path}"))
 
 
 router.add_api_route("/v1/{path:path}", plain_get, methods=["GET"])
