@@ -187,7 +187,7 @@ def hang_up_during_commit(door: Door, rollout: dict[str, Any], messages: list[di
     connection.close()
     wait_for(door, lambda: next(iter(door.service.gate._flights)).gone)
     go_on.set()
-    wait_for(door, lambda: bool(current(door).undelivered))
+    wait_for(door, lambda: bool(current(door, rollout["rollout_id"]).undelivered))
     door.service.ledger._lineage = log
 
 

@@ -61,7 +61,7 @@ class Lifecycle:
                 find_terminal(found, call_id=terminal_call_id, response_id=terminal_response_id) if named else None
             )
             if found.state == "frozen":
-                if terminal is not None and terminal.call_id != found.boundary_terminal:
+                if terminal is not None and terminal.named != found.boundary_terminal:
                     raise Conflict(f"{rollout_id} is frozen with another terminal")
                 return found
             self._must_be_open(found)
@@ -69,7 +69,7 @@ class Lifecycle:
                 raise Conflict(f"{rollout_id} has calls in flight: try again", in_flight=len(found.inflight))
             if terminal is not None and terminal.call_id is None:
                 raise Conflict(f"the terminal of {rollout_id} is not one of its calls", reason=terminal.reason)
-            terminal_id = terminal and terminal.call_id
+            terminal_id = terminal and terminal.named
             boundary = hashlib.sha256(
                 json_digest([rollout_id, found.attempt, terminal_id, list(found.calls)])
             ).hexdigest()[:32]
@@ -133,7 +133,7 @@ class Lifecycle:
                         **_names(found),
                         "event_type": "rollout_sealed",
                         "reward": reward,
-                        "terminal_call_id": terminal.overflowed or terminal.call_id,
+                        "terminal_call_id": terminal.named,
                         "terminal_selection": terminal.selection,
                         "reason": "incomplete" if not landed else terminal.reason,
                         "detail": json.dumps(detail),
@@ -248,9 +248,10 @@ class Lifecycle:
     def _terminal(attempt: Attempt, call_id: str | None, response_id: str | None, scored_text: str | None) -> Terminal:
         if attempt.boundary_terminal is None:
             return find_terminal(attempt, call_id=call_id, response_id=response_id, scored_text=scored_text)
+        frozen = find_terminal(attempt, call_id=attempt.boundary_terminal)
         if call_id is not None or response_id is not None:
             named = find_terminal(attempt, call_id=call_id, response_id=response_id)
-            if named.call_id != attempt.boundary_terminal:
+            if named.call_id != frozen.call_id:
                 raise Conflict(f"{attempt.rollout_id} is frozen with another terminal")
         return find_terminal(attempt, call_id=attempt.boundary_terminal, scored_text=scored_text)
 

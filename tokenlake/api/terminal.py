@@ -29,6 +29,11 @@ class Terminal:
     overflowed: str | None = None
     """The overflowed call that was the scored answer; `call_id` is its parent, for which it stands."""
 
+    @property
+    def named(self) -> str | None:
+        """The call that lineage names."""
+        return self.overflowed or self.call_id
+
 
 def find_terminal(
     attempt: Attempt, *, call_id: str | None = None, response_id: str | None = None, scored_text: str | None = None
