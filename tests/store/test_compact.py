@@ -1,6 +1,7 @@
 """Compaction: fewer and larger batches, the same answers for everyone, whatever interrupts it."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pyarrow.ipc as ipc
 import pytest
 
 from tokenlake.errors import Conflict, LakeLocked, StorageFailed
+from tokenlake.store import compact
+from tokenlake.store.backup import back_up
 from tokenlake.store.compact import Compaction
 from tokenlake.store.delta import Delta
 from tokenlake.store.deltas import DeltaWriter
@@ -256,3 +259,29 @@ def test_compaction_waits_for_a_backup(lake: OwnedLake, make_delta: Make) -> Non
         lake.compact()
     backup.release()
     assert lake.compact().records == 40
+
+
+def test_a_backup_waits_for_compaction(lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lake, make_delta)
+    copied = threading.Event()
+    thread = threading.Thread(target=lambda: (back_up(lake.path, lake.path.with_name("copy")), copied.set()))
+    real = compact.write_batches
+
+    def slow(*arguments: Any) -> None:
+        thread.start()
+        assert not copied.wait(0.2)
+        real(*arguments)
+
+    monkeypatch.setattr(compact, "write_batches", slow)
+    assert lake.compact().records == 40
+    thread.join()
+    with Lake(lake.path.with_name("copy")) as copy:
+        assert copy.sql(CONTENT).fetchall() == lake.sql(CONTENT).fetchall()
+
+
+def test_compaction_with_nothing_to_do_keeps_nobody_away(lake: OwnedLake, make_delta: Make) -> None:
+    fill(lake, make_delta, calls=4)
+    backup = DirectoryLock(lake.path / SEGMENTS_LOCK, "segments", shared=True)
+    assert lake.compact(min_records=5) == Compaction()
+    backup.release()
+    assert lake.compact(min_records=4).records == 4

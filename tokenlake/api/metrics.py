@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tokenlake.store.compact import Compaction
+
 __all__ = ["Metrics"]
 
 
@@ -45,6 +47,13 @@ class Metrics:
         self.expired = Counter("rollouts_expired", "Attempts that nobody ended in time.", registry=self.registry)
         self.evictions = Gauge("gate_prefix_evictions", "Prefixes dropped from memory.", registry=self.registry)
         self.start = Gauge("gate_start_seconds", "From the start of the service to ready.", registry=self.registry)
+        self.upkeep = Histogram("upkeep_seconds", "One run of compaction and retention.", registry=self.registry)
+        self.upkeep_failures = Counter(
+            "upkeep_failures", "Runs of upkeep that failed, by error.", ["error"], registry=self.registry
+        )
+        self.compacted = Counter("upkeep_compacted_records", "Deltas written anew.", registry=self.registry)
+        self.freed = Counter("upkeep_freed_bytes", "Bytes that upkeep gave back.", registry=self.registry)
+        self.retired = Counter("upkeep_retired_groups", "Groups whose deltas went.", registry=self.registry)
         self._token_in = 0
         self._committed = 0
 
@@ -56,6 +65,13 @@ class Metrics:
         if cause is not None:
             self.roots.labels(cause).inc()
         self.token_in_rate.set(self._token_in / self._committed)
+
+    def upkept(self, done: Compaction, retired: int, seconds: float) -> None:
+        """Count one run of upkeep; from any thread."""
+        self.upkeep.observe(seconds)
+        self.compacted.inc(done.records)
+        self.freed.inc(max(0, done.bytes_before - done.bytes_after))
+        self.retired.inc(retired)
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -18,6 +18,7 @@ from tokenlake.api.dialects import AnthropicDialect, ChatDialect, ResponsesDiale
 from tokenlake.api.dialects.chat_reader import ChatReader
 from tokenlake.api.dialects.content import TurnMaker
 from tokenlake.api.gate import Gate
+from tokenlake.api.housekeeper import Housekeeper
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.limits import Limits
@@ -119,7 +120,9 @@ class Service:
             settings=self.settings,
         )
         self.sql_workers = SqlWorkers(lake.path, self.settings)
+        self.housekeeper = Housekeeper(lake, self.control, self.metrics, self.settings)
         self._task: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the engine and the background work."""
@@ -136,6 +139,7 @@ class Service:
         if self.capture != "off" and self.control.model != model:
             await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
         self._task = asyncio.create_task(self.publisher.run())
+        self._upkeep = asyncio.create_task(self.housekeeper.run())
         seconds = time.monotonic() - self._began
         self.metrics.start.set(seconds)
         rollouts = sum(len(group.rollouts) for group in self.control.groups.values())
@@ -143,15 +147,16 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the background work, abort what generates, and let what is being committed finish."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in filter(None, (self._task, self._upkeep)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self.sql_workers.close()
         await self.engine.stop()
         if self.proxy is not None:
             await self.proxy.close()
         await self.gate.drain()
         await self.publisher.settle()
+        await self.housekeeper.settle()
         await asyncio.to_thread(self.lake.lineage.anchor)
 
     @property

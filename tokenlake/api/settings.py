@@ -21,9 +21,14 @@ __all__ = ["Environment", "Settings", "child_environment", "read_environment"]
 
 Reasoning = Literal["field", "fold"]
 LogprobMode = Literal["raw", "processed"]
-_WORDS: dict[str, tuple[str, ...]] = {"reasoning": get_args(Reasoning), "upstream_logprobs": get_args(LogprobMode)}
+RetainUntil = Literal["closed", "consumed"]
+_WORDS: dict[str, tuple[str, ...]] = {
+    "reasoning": get_args(Reasoning),
+    "upstream_logprobs": get_args(LogprobMode),
+    "retain_until": get_args(RetainUntil),
+}
 """Settings that are one of some words."""
-_WHOLE = ("pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute")
+_WHOLE = ("pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute", "retain_versions")
 
 
 def _about(owner: str, unit: str, sentence: str) -> dict[str, str]:
@@ -115,6 +120,32 @@ class Settings:
         default="raw",
         metadata=_about("upstream", "word", "The `--logprobs-mode` that the upstream runs with: `raw` or `processed`."),
     )
+    compact_every_s: float | None = field(
+        default=600.0,
+        metadata=_about("upkeep", "seconds", "How often compaction and retention run; none: never."),
+    )
+    compact_min_records: int = field(
+        default=1000,
+        metadata=_about("upkeep", "records", "Compaction waits for this many small records; what retires does not."),
+    )
+    retain_closed_s: float | None = field(
+        default=None,
+        metadata=_about("upkeep", "seconds", "Deltas of a group go this long after it closed; none: age removes none."),
+    )
+    retain_versions: int | None = field(
+        default=None,
+        metadata=_about(
+            "upkeep",
+            "weight versions",
+            "Deltas of a group go once its newest version is this far behind the published one; none: no matter.",
+        ),
+    )
+    retain_until: RetainUntil = field(
+        default="closed",
+        metadata=_about(
+            "upkeep", "word", "Which deltas the two above remove: of groups `closed`, or those `consumed` as well."
+        ),
+    )
     sql_timeout_s: float = field(
         default=10.0,
         metadata=_about("sql", "seconds", "A query of `POST /api/v1/sql` that runs longer is interrupted."),
@@ -146,7 +177,7 @@ class Settings:
                     raise _wrong(item.name, f"one of {', '.join(_WORDS[item.name])}", value)
             elif item.name == "strip_patterns":
                 _patterns(value)
-            elif item.default is None and value is None:
+            elif value is None and "None" in str(item.type):
                 continue
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise _wrong(item.name, f"a number: {item.metadata['unit']}", value)

@@ -22,6 +22,7 @@ from tokenlake.store.segment import FLOOR, sync_directory, write_all
 __all__ = ["Backup", "back_up"]
 
 _CHUNK = 16 << 20
+_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +36,14 @@ class Backup:
 def back_up(root: Path, target: Path) -> Backup:
     """Copy the lake at `root` to `target`, which must not exist yet; it is there whole or not at all.
 
-    Raises `NotFound` where there is no lake, `Conflict` for a target that exists, `LakeLocked` while segments are being
-    removed, `StorageFailed` when the disk refuses.
+    Raises `NotFound` where there is no lake, `Conflict` for a target that exists, `LakeLocked` while segments have been
+    rewritten for a minute, `StorageFailed` when the disk refuses.
     """
     read_lake(root)
     if target.exists():
         raise Conflict(f"{target} exists: name a folder that does not", path=str(target))
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{time.time_ns()}")
-    lock = DirectoryLock(root / SEGMENTS_LOCK, f"the set of segments of {root}", shared=True)
+    lock = DirectoryLock(root / SEGMENTS_LOCK, f"the set of segments of {root}", shared=True, wait_s=_WAIT_S)
     try:
         for folder in ("", "deltas", "lineage", "rows"):
             (partial / folder).mkdir()

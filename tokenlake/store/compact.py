@@ -92,6 +92,11 @@ class Compactor:
         self._max_bytes = max_bytes
         self._directory = root / "deltas" / COMPACTED
 
+    def worth(self, min_records: int) -> bool:
+        """Whether that many small batches wait, open segments included, or records that retention removes."""
+        ((small, retired),) = self._select("index/waiting_records", [COMPACTED, _SMALL_BYTES])
+        return retired or small >= min_records
+
     def run(self) -> Compaction:
         """Rewrite what is worth it. Raises `StorageFailed` when the disk refuses: then nothing has changed."""
         self.finish()

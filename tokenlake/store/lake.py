@@ -212,12 +212,14 @@ class OwnedLake:
         self._check()
         self._refresh()
 
-    def compact(self) -> Compaction:
+    def compact(self, *, min_records: int = 0) -> Compaction:
         """Rewrite small batches of deltas as large ones, and remove what retention retired; readers see no difference.
 
-        Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
+        It does nothing while fewer than `min_records` small batches wait and nothing that is there was retired. Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
         """
-        self._check()
+        self.refresh()
+        if not self._compactor().worth(min_records):
+            return Compaction()
         lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
         try:
             with self._compacting:

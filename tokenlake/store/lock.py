@@ -22,14 +22,16 @@ __all__ = ["SEGMENTS_LOCK", "DirectoryLock", "check_process"]
 SEGMENTS_LOCK = "segments.lock"
 """Of a lake: held shared while its segments must stay, alone while some are removed."""
 
+_RETRY_S = 0.05
+
 
 class DirectoryLock:
     """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it.
 
-    A `shared` lock is held by any number at once, and by none while it is held alone.
+    A `shared` lock is held by any number at once, and by none while it is held alone. `wait_s`: how long to wait for it.
     """
 
-    def __init__(self, path: Path, what: str, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0) -> None:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -37,7 +39,7 @@ class DirectoryLock:
                 f"{path} cannot be locked ({error.strerror}): {what} needs a disk that takes writes"
             ) from error
         try:
-            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            _acquire(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + wait_s)
         except BlockingIOError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
@@ -79,6 +81,18 @@ def _release_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_release_inherited)
+
+
+def _acquire(fd: int, mode: int, until: float) -> None:
+    """Take the lock, trying again until then; raises `BlockingIOError`."""
+    while True:
+        try:
+            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _holder(fd: int) -> int | None:

@@ -46,9 +46,10 @@ class Retired:
     """What removing them came to."""
 
 
-def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None) -> Retired:
+def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None, min_records: int = 0) -> Retired:
     """Retire the groups that a rule names, at `now` (microseconds since the epoch; default: the clock).
 
+    `min_records`: as of `OwnedLake.compact`, which follows.
     Raises `ConfigError` for a rule without a condition: it would name every group.
     """
     if rule == Retention():
@@ -59,7 +60,7 @@ def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None) -> Retir
     found = lake.sql(sql.read("reads/retirable"), [before, rule.below_version, rule.consumed]).fetchall()
     groups = [group_id for (group_id,) in found]
     detail = {name: getattr(rule, name) for name in rule.__slots__ if getattr(rule, name)}
-    return _retire(lake, groups, [], json.dumps(detail, sort_keys=True))
+    return _retire(lake, groups, [], json.dumps(detail, sort_keys=True), min_records)
 
 
 def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Sequence[str] = ()) -> Retired:
@@ -84,11 +85,14 @@ def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Seque
     return _retire(lake, fresh, alone, json.dumps({"named": True}))
 
 
-def _retire(lake: OwnedLake, groups: Sequence[str], rollouts: Sequence[str], detail: str) -> Retired:
+def _retire(
+    lake: OwnedLake, groups: Sequence[str], rollouts: Sequence[str], detail: str, min_records: int = 0
+) -> Retired:
     events = [{"event_type": "retired", "group_id": name, "detail": detail} for name in groups]
     events += [{"event_type": "retired", "rollout_id": name, "detail": detail} for name in rollouts]
     for start in range(0, len(events), _EVENTS_AT_ONCE):
         lake.lineage.append_many(events[start : start + _EVENTS_AT_ONCE])
     if events:
         lake.lineage.anchor()
-    return Retired(groups=tuple(groups), rollouts=tuple(rollouts), compaction=lake.compact())
+    done = lake.compact(min_records=min_records)
+    return Retired(groups=tuple(groups), rollouts=tuple(rollouts), compaction=done)
