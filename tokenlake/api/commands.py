@@ -1,4 +1,4 @@
-"""What the commands over a lake do: import, finalize, rows, sql, audit, rebuild."""
+"""What the commands over a lake do: import, finalize, rows, sql, rebuild."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenlake.ingest import importer
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
 
-__all__ = ["audit", "finalize", "import_file", "pairs", "query", "rebuild", "rows"]
+__all__ = ["finalize", "import_file", "pairs", "query", "rebuild", "rows"]
 
 
 def pairs(settings: Sequence[str]) -> dict[str, str]:
@@ -104,25 +104,6 @@ def query(arguments: argparse.Namespace) -> int:
     finally:
         lake.close()
     return 0
-
-
-def audit(arguments: argparse.Namespace) -> int:
-    """`tokenlake audit`: 0 healthy, 1 faults found, 2 nothing to audit."""
-    lake = Lake(arguments.lake)
-    try:
-        calls, published = lake.sql(sql.read("reads/audit_size")).fetchall()[0]
-        findings = lake.sql(sql.read("reads/audit_findings")).to_arrow_table()
-    finally:
-        lake.close()
-    if not calls and not findings.num_rows:
-        sys.stderr.write(f"tokenlake: nothing to audit in {arguments.lake}: 0 records checked\n")
-        return 2
-    write_table(findings, arguments.format, sys.stdout.buffer)
-    faults = findings.column("severity").to_pylist().count("fault")
-    sys.stderr.write(
-        f"checked {calls} calls and {published} rows: {faults} faults, {findings.num_rows - faults} notices\n"
-    )
-    return 1 if faults else 0
 
 
 def rebuild(arguments: argparse.Namespace) -> int:

@@ -90,15 +90,16 @@ class Index:
                 con.execute(sql.read(name), [list(groups)])
         return con
 
-    def refresh(self, *, skip: Iterable[str] = ()) -> None:
+    def refresh(self, *, skip: Iterable[str] = (), limit: int | None = None) -> bool:
         """Take in what was written since the last refresh; `skip` names delta writers to leave for a later one.
 
-        Raises `FormatError` for an event of a newer schema.
+        With `limit` it stops after that many bytes; true when there is more. Raises `FormatError` for an event of a
+        newer schema.
         """
         with self._refreshing:
-            change = take_in(self.root, self.maps, self._scanned, self._stamps, frozenset(skip))
+            change = take_in(self.root, self.maps, self._scanned, self._stamps, frozenset(skip), limit)
             if change.empty:
-                return
+                return False
             con = self.cursor(query="")
             try:
                 con.execute("BEGIN")
@@ -114,6 +115,7 @@ class Index:
             self._scanned |= change.scanned
             self._stamps = change.stamps
             self._compacted = {}
+            return change.partial
 
     def _moved(self, key: DeltaId, name: str) -> Place | None:
         """Where a record lies whose segment was compacted since the last refresh, so that a query sees one state."""

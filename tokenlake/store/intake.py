@@ -56,6 +56,8 @@ class Change:
     """When each lineage anchor was written."""
     anchors: list[tuple[str, int | None, str | None]] | None = None
     """(writer, event_seq, event_hash) of each anchor, when one of them changed."""
+    partial: bool = False
+    """Whether the intake stopped at its limit: there is more."""
 
     @property
     def empty(self) -> bool:
@@ -70,14 +72,19 @@ def segment_path(segment: Segment) -> str:
 
 
 def take_in(
-    root: Path, maps: SegmentMaps, known: Scanned, stamps: dict[str, int], skip: frozenset[str] = frozenset()
+    root: Path,
+    maps: SegmentMaps,
+    known: Scanned,
+    stamps: dict[str, int],
+    skip: frozenset[str] = frozenset(),
+    limit: int | None = None,
 ) -> Change:
     """Read what is new, anchors and then lineage first: what they name is on disk before them.
 
-    `stamps`: of the anchors that are known. `skip`: delta writers to leave out. Raises `FormatError` for an event of a
-    newer schema.
+    `stamps`: of the anchors that are known. `skip`: delta writers to leave out. `limit`: bytes after which to stop.
+    Raises `FormatError` for an event of a newer schema.
     """
-    intake = _Intake(root, maps, known)
+    intake = _Intake(root, maps, known, limit)
     intake.anchors(stamps)
     intake.lineage()
     intake.deltas(lambda writer: writer not in skip)
@@ -98,10 +105,11 @@ def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[Delt
 
 
 class _Intake:
-    def __init__(self, root: Path, maps: SegmentMaps, known: Scanned) -> None:
+    def __init__(self, root: Path, maps: SegmentMaps, known: Scanned, limit: int | None = None) -> None:
         self._root = root
         self._maps = maps
         self._known = known
+        self._left = limit
         self.change = Change()
 
     def lineage(self) -> None:
@@ -173,11 +181,29 @@ class _Intake:
         if start > size or (start and before[2] != mapped.inode):
             self.change.gone.add(segment)
             start = 0
-        found: Walk[Any] = walk(mapped.view, max(start, mapped.first), size, prefix, partial(read, mapped))
+        if self._left is not None and self._left <= 0:
+            self.change.partial |= start < size
+            return Walk()
+        found = self._stretch(mapped, max(start, mapped.first), prefix, partial(read, mapped))
         after = (found.scanned, found.ended, mapped.inode)
         if after != before:
             self.change.scanned[segment] = after
         self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
+        return found
+
+
+    def _stretch(self, mapped: Mapped, start: int, prefix: bytes, read: Callable[[int, int], Any]) -> Walk[Any]:
+        """As much from `start` on as the limit leaves, and at least one message."""
+        size = len(mapped.view)
+        if self._left is None:
+            return walk(mapped.view, start, size, prefix, read)
+        end = min(size, start + self._left)
+        found: Walk[Any] = walk(mapped.view, start, end, prefix, read)
+        while end < size and not (found.found or found.ended):
+            end = min(size, 2 * end - start)
+            found = walk(mapped.view, start, end, prefix, read)
+        self.change.partial |= end < size and not found.ended
+        self._left -= found.scanned - start
         return found
 
 

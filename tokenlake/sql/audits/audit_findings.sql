@@ -1,19 +1,9 @@
 -- what: every finding of a lake, by kind; empty means healthy. A fault says that bytes or rows are not what they
 --   claim, a notice is worth knowing
 -- grain: finding
--- reads: audit_calls, audit_rows, audit_orphans, audit_duplicates, audit_lineage, audit_groups, lake_findings
+-- reads: audit_records, lake_findings
 CREATE OR REPLACE VIEW audit_findings WITH (DEFER_BINDING) AS
-SELECT * FROM audit_calls
-UNION ALL BY NAME
-SELECT * FROM audit_rows
-UNION ALL BY NAME
-SELECT * FROM audit_orphans
-UNION ALL BY NAME
-SELECT * FROM audit_duplicates
-UNION ALL BY NAME
-SELECT * FROM audit_lineage
-UNION ALL BY NAME
-SELECT * FROM audit_groups
+SELECT * FROM audit_records
 UNION ALL BY NAME
 SELECT
     kind,
