@@ -205,7 +205,7 @@ def test_rows_come_in_pages_of_whole_groups(door: Door) -> None:
 
 
 def test_a_deadline_publishes_placeholders_for_whoever_did_not_end(door: Door) -> None:
-    rollouts = door.register(n=2, deadline_s=0.2)
+    rollouts = door.register(n=2, deadline_s=2)
     ask(door.agent(rollouts[0]), [U5])
     door.client.seal("g_g0", reward=1.0)
     wait_for(door, lambda: door.service.control.groups["g"].state == "published")
