@@ -336,8 +336,17 @@ def test_a_call_is_committed_once_however_often_its_worker_says_so(door: Door, a
     door.register()
     ledger = door.service.ledger
     event: dict[str, Any] = {
-        **{"group_id": "g", "rollout_id": "g_g0", "attempt": 0, "call_id": "c0", "mode": "text", "prev_len": 0},
-        **{"delta_len": 1, "cum_len": 1, "sampled_tokens": 1, "chain_hash": bytes(32), "digest": bytes(32)},
+        "group_id": "g",
+        "rollout_id": "g_g0",
+        "attempt": 0,
+        "call_id": "c0",
+        "mode": "text",
+        "prev_len": 0,
+        "delta_len": 1,
+        "cum_len": 1,
+        "sampled_tokens": 1,
+        "chain_hash": bytes(32),
+        "digest": bytes(32),
     }
     again = event if same else {**event, "digest": bytes(31) + b"1"}
 

@@ -97,7 +97,13 @@ def second(path: Path) -> None:
     first = segment_named(path, "000000.arrow")
     data = first.read_bytes()
     first.unlink()
-    deltas(path, lambda all_: [all_.pop(n) for n in list(all_) if n != "g_g0/c1"] and set_in(all_, "g_g0/c1", logprobs=[0.0, -0.5, -1.0]), redigest=True)
+    deltas(
+        path,
+        lambda all_: (
+            [all_.pop(n) for n in list(all_) if n != "g_g0/c1"] and set_in(all_, "g_g0/c1", logprobs=[0.0, -0.5, -1.0])
+        ),
+        redigest=True,
+    )
     first.write_bytes(data)
 
 
@@ -139,7 +145,10 @@ DELTAS, ROWS, LINEAGE = "deltas/import/", "rows/0", "lineage/"
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # bytes of deltas
-    "a bit of a token id": (lambda p: flip(segment(p), i32(70006)), [{"kind": "digest_mismatch", "place": DELTAS, **C1}]),
+    "a bit of a token id": (
+        lambda p: flip(segment(p), i32(70006)),
+        [{"kind": "digest_mismatch", "place": DELTAS, **C1}],
+    ),
     "a bit of a mask": (
         lambda p: flip(segment(p), b"\0\1\1\0\0\0\0\0", b"\1\1\1\0\0\0\0\0"),
         [{"kind": "digest_mismatch", **C1}],
@@ -210,7 +219,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # events
     "a bit of a reward": (
         lambda p: lineage(p, edit_event("rollout_sealed", {"rollout_id": "g_g0"}, reward=0.875)),
-        [{"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"}, {"kind": "row_differs", "place": ROWS}],
+        [
+            {"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"},
+            {"kind": "row_differs", "place": ROWS},
+        ],
     ),
     "a call's place edited": (
         lambda p: lineage(p, edit_event("call_committed", C1, byte_offset=8)),
@@ -265,11 +277,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     "a cycle": (
         lambda p: lineage(
             p,
-            lambda events: [
-                event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None),
-                event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None),
-            ]
-            and None,
+            lambda events: (
+                [
+                    event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None),
+                    event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None),
+                ]
+                and None
+            ),
             rehash=True,
         ),
         [{"kind": "parent_cycle", **C0}, {"kind": "parent_cycle", **C1}],

@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     _format(audit, "table", "jsonl")
     audit.add_argument("--resume", type=Path, metavar="STATE", help="a folder to go on from if this is interrupted")
     audit.add_argument("--summary", action="store_true", help="print one line that pins the lake, not the findings")
-    audit.add_argument("--expect", metavar="DIGEST", help="1 unless the lake has this digest, or that of a summary file")
+    audit.add_argument(
+        "--expect", metavar="DIGEST", help="1 unless the lake has this digest, or that of a summary file"
+    )
     audit.add_argument("--key-file", type=Path, metavar="FILE", help="a secret that signs the summary")
 
     inspect = command(

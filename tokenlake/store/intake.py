@@ -191,7 +191,6 @@ class _Intake:
         self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
         return found
 
-
     def _stretch(self, mapped: Mapped, start: int, prefix: bytes, read: Callable[[int, int], Any]) -> Walk[Any]:
         """As much from `start` on as the limit leaves, and at least one message."""
         size = len(mapped.view)
