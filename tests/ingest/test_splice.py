@@ -101,6 +101,39 @@ def test_another_stop_id_stands_for_the_templates_end_of_turn() -> None:
     assert spliced.prompt_ids == [*PROMPT, 3, 7, 8, 101, 6, 9, 8, 102]
 
 
+def headers_only(messages: Messages, generation: bool) -> str:
+    """No end-of-turn: the next turn's header, on which the engine stops, ends a turn."""
+    text = t(1)
+    for message in messages:
+        text += t({"user": 101, "assistant": 102, "tool": 103}[message["role"]]) + message["content"]
+        for call in message.get("tool_calls", ()):
+            text += t(40) + str(call["function"]["arguments"]) + t(41)
+    return text + (t(102) if generation else "")
+
+
+CALL = answer(tool_calls=[{"function": {"name": "f", "arguments": "{}"}}])
+TOOL = {"role": "tool", "content": t(60)}
+
+
+@pytest.mark.parametrize(
+    ("generated", "echoed", "later", "suffix"),
+    [
+        ([3, 101], answer(3), user(6), [6, 102]),
+        ([3, 9], answer(3), user(6), [101, 6, 102]),
+        ([3, 103], answer(3), user(6), [101, 6, 102]),
+        ([3], answer(3), user(6), [101, 6, 102]),
+        ([40, 41, 103], CALL, TOOL, [60, 102]),
+    ],
+    ids=["its-header", "end-of-text", "another-header", "length", "call"],
+)
+def test_a_template_of_headers_writes_each_once(
+    generated: list[int], echoed: dict[str, Any], later: dict[str, Any], suffix: list[int]
+) -> None:
+    template = Toy(headers_only, (9, 101, 103))
+    spliced = splice(template, [*PROMPT, *generated], [user(5), echoed, later], 2, None)
+    assert spliced.prompt_ids == [*PROMPT, *generated, *suffix]
+
+
 def thinking(messages: Messages, generation: bool) -> str:
     """Strips thinking from turns before the last user message, and drops a turn of which nothing is left."""
     last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)

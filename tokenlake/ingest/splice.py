@@ -8,12 +8,14 @@ rendered to find its end. The probes stand in a short conversation (the later me
 the whole one is checked against the whole rendering for short conversations and then at every power of two, so that
 the cost of a rollout stays linear.
 
-If the answer ended on one of the engine's stop ids, that id stands for the template's end-of-turn and nothing is added
-for it; if not, the template's end-of-turn follows as carried tokens. What cannot be proven raises `SpliceFailed`.
+If the answer ended on one of the engine's stop ids, that id stands for the template's end-of-turn, or is the header of
+the next turn where the template writes no end-of-turn, and nothing is added for it; if not, the template's end-of-turn
+follows as carried tokens. What cannot be proven raises `SpliceFailed`.
 """
 
 from __future__ import annotations
 
+import os.path
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -69,7 +71,9 @@ class _Tail:
 
     text: str
     closing: str
-    """How the template closes the answer's turn when nothing follows; a prefix of `text`."""
+    """How the template closes the answer's turn when nothing follows, as far as `text` begins like that."""
+    whole: bool
+    """`closing` is all of it: false where the next turn's header takes the place of the end-of-turn."""
     exact: bool
     """The probe's last character is the answer's last: false when template text of the answer itself may follow it."""
 
@@ -95,7 +99,7 @@ def splice(
         tail = _tail(template, messages, parent_messages, tools)
     except ValueError as error:
         raise SpliceFailed("not_renderable") from error
-    suffix = _cut(template, tail, ended=parent_ids[-1] in template.stop_ids)
+    suffix = _cut(template, tail, parent_ids[-1])
     return Spliced(prompt_ids=parent_ids + array("i", suffix), carried_from=len(parent_ids))
 
 
@@ -137,9 +141,8 @@ def _probe(
 
     text = common(later, generation=True)
     closing = common([], generation=False)
-    if not text.startswith(closing):
-        raise SpliceFailed("closing_differs")
-    return _Tail(text, closing, exact=not answer.get("tool_calls"))
+    begun = os.path.commonprefix([text, closing])
+    return _Tail(text, begun, whole=begun == closing, exact=not answer.get("tool_calls"))
 
 
 def _variant(answer: Message, probe: str) -> Message:
@@ -169,18 +172,23 @@ def _common_end(first: str, second: str) -> str:
     return first[len(first) - low :]
 
 
-def _cut(template: Template, tail: _Tail, *, ended: bool) -> list[int]:
+def _cut(template: Template, tail: _Tail, last: int) -> list[int]:
     """The ids that follow the parent's last one."""
+    ended = last in template.stop_ids
     ids = template.encode(tail.text)
-    stop = _first_stop(template, ids) if ids and ids[0] in template.stop_ids else None
+    starts = bool(ids) and ids[0] in template.stop_ids
+    closing = [] if starts else template.encode(tail.closing)
+    stop = 0 if starts and tail.closing else _first_stop(template, closing)
+    if stop is None and ended and ids[: len(closing) + 1] == [*closing, last]:
+        # The answer ended on the id that opens the next turn, which stands there once.
+        return ids[len(closing) + 1 :]
+    if not tail.whole:
+        raise SpliceFailed("closing_differs")
     if stop is None:
-        # The end-of-turn must lie in the closing: a stop id of a later message is not this answer's.
-        closing = template.encode(tail.closing)
-        stop = _first_stop(template, closing)
-        if stop is not None and ids[: stop + 1] != closing[: stop + 1]:
-            raise SpliceFailed("closing_retokenized")
-        if stop is None:
-            return _without_stop(ids, closing, tail, ended=ended)
+        return _without_stop(ids, closing, tail, ended=ended)
+    # The end-of-turn must lie in the closing: a stop id of a later message is not this answer's.
+    if not starts and ids[: stop + 1] != closing[: stop + 1]:
+        raise SpliceFailed("closing_retokenized")
     if ended:
         return ids[stop + 1 :]
     return ids if tail.exact else ids[stop:]
