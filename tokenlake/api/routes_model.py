@@ -72,8 +72,9 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
             idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
             sink=exchange.sink,
         )
-        retries = request.headers.get(_RETRY, "0")
-        call = service.gate.call(flight, sdk_retry=retries.isdigit() and int(retries) > 0)
+        retries = request.headers.get(_RETRY, "")
+        sdk_retry = retries.isascii() and retries.isdigit() and retries.strip("0") != ""
+        call = service.gate.call(flight, sdk_retry=sdk_retry)
         return await exchange.respond(call, lambda: service.gate.client_gone(flight))
 
     return captured
