@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,8 @@ from tests.api.stub_upstream import PATHS as UPSTREAM_PATHS
 from tests.api.stub_upstream import stub_upstream
 from tests.api.test_chat import U5
 from tests.api.test_gate import chat
+from tests.api.test_http import published
+from tests.api.test_lifecycle import wait_for
 from tests.api.test_upstream import backend
 from tokenlake.api.cli import main
 from tokenlake.api.limits import Limits
@@ -183,3 +189,105 @@ def test_a_service_says_how_long_it_took_to_be_ready(opened: Opener, caplog: pyt
         assert "3 open rollouts, 7 events folded" in caplog.text
         line = next(x for x in door.request("GET", "/metrics").text.splitlines() if x.startswith("gate_start_seconds "))
         assert 0 < float(line.split()[1]) < 60
+
+
+class Disk:
+    """What the disk of the lake says is free."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = 1 << 40
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=self.free, f_frsize=1))
+
+
+SPEAKERS = {
+    "chat/completions": {"messages": [U5]},
+    "responses": {"input": "5"},
+    "messages": {"messages": [U5], "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("dialect", SPEAKERS)
+def test_a_disk_below_its_floor_takes_no_call_and_gives_every_answer(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    disk = Disk(monkeypatch)
+    with opened(min_free_bytes=1000) as door:
+        (rollout,) = published(door, 1, "old")
+        (rollout,) = door.register()
+        asked = len(door.engine.prompts)
+
+        def call() -> Any:
+            path = f"/ng-rollout/g_g0/v1/{dialect}"
+            return door.post(path, {"model": "m", **SPEAKERS[dialect]}, token=rollout["data_capability"])
+
+        for free in (999, 0):
+            disk.free = free
+            refused = call()
+            assert refused.status_code == 503
+            assert ("storage_failed" in refused.text) is (dialect != "messages")  # Anthropic has no such word
+            assert "stay free" in refused.json()["error"]["message"]
+            assert len(door.engine.prompts) == asked
+            assert door.request("GET", "/api/v1/rows").json()["rows"]
+            assert door.request("GET", "/api/v1/audit").json()["healthy"]
+            assert door.post("/api/v1/sql", {"sql": "SELECT count(*) FROM deltas"}).is_success
+        assert door.request("PUT", "/api/v1/groups/h", {"n": 1}).status_code == 503
+        disk.free = 1000
+        assert call().is_success
+        assert door.client.seal("g_g0", reward=1.0)["reason"] is None
+
+
+def test_a_call_under_way_when_the_floor_is_reached_is_named_and_written_down(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    with opened(min_free_bytes=1000) as door:
+        (rollout,) = door.register()
+        generate = door.engine.generate
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            disk.free = 500
+            return await generate(*arguments, **named)
+
+        door.engine.generate = slow
+        assert chat(door, rollout, [U5]).is_success
+        (failed,) = door.events("call_failed")
+        assert (failed["reason"], failed["answered"]) == ("disk_full", True)
+        assert 'gate_capture_failures_total{reason="disk_full"} 1.0' in door.request("GET", "/metrics").text
+        assert chat(door, rollout, [U5]).status_code == 503
+
+
+def test_calls_beyond_the_bound_in_flight_are_refused_before_their_bodies_are_read(opened: Opener) -> None:
+    with opened(max_in_flight=2) as door:
+        rollouts = door.register(n=4)
+        go_on = asyncio.Event()
+        generate = door.engine.generate
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            await go_on.wait()
+            return await generate(*arguments, **named)
+
+        door.engine.generate = slow
+        host, port = door.url.removeprefix("http://").split(":")
+        head = (
+            f"POST /ng-rollout/g_g1/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+            f"x-api-key: {rollouts[1]['data_capability']}\r\nContent-Length: 100\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), timeout=30) as unfinished:
+            unfinished.sendall(head.encode())  # whoever sends slowly holds a place as well
+            done: list[int] = []
+            first = threading.Thread(target=lambda: done.append(chat(door, rollouts[0], [U5]).status_code))
+            first.start()
+            wait_for(door, lambda: door.service.slots.taken == 2)
+            refused = chat(door, rollouts[2], [U5])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert door.post("/v1/chat/completions", {"messages": [U5]}).status_code == 429
+            assert door.request("GET", "/readyz").is_success
+        wait_for(door, lambda: door.service.slots.taken == 1)
+        door.on_loop(go_on.set)
+        assert chat(door, rollouts[2], [U5]).is_success
+        first.join()
+        assert done == [200]
+        assert chat(door, rollouts[3], [U5]).is_success
+        assert door.post("/v1/chat/completions", {"messages": []}).status_code == 400
+        assert door.service.slots.taken == 0

@@ -94,6 +94,7 @@ class Gate:
             return known
         if self.admit(flight.attempt.rollout_id, flight.attempt.attempt) is not flight.attempt:
             raise Conflict(f"rollout {flight.attempt.rollout_id} was closed")
+        self._recorder.check_space()
         flight.attempt.inflight.add(flight.call_id)
         task = asyncio.create_task(self._run(flight))
         self._flights[flight] = task

@@ -29,6 +29,7 @@ from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Generation
 from tokenlake.ingest.fingerprint import History
 from tokenlake.ingest.resolve import UNRESOLVED, Cause, since
+from tokenlake.store.space import FreeSpace
 
 __all__ = ["Recorder"]
 
@@ -39,13 +40,25 @@ class Recorder:
     """The durable side of the gate."""
 
     def __init__(
-        self, *, control: Control, ledger: Ledger, capture: CaptureCore, prefixes: Prefixes, metrics: Metrics
+        self,
+        *,
+        control: Control,
+        ledger: Ledger,
+        capture: CaptureCore,
+        prefixes: Prefixes,
+        metrics: Metrics,
+        space: FreeSpace,
     ) -> None:
         self._control = control
         self._ledger = ledger
         self._capture = capture
         self._prefixes = prefixes
         self._metrics = metrics
+        self._space = space
+
+    def check_space(self) -> None:
+        """Raise `StorageFailed` where what a call samples could not be staged: nothing is sampled then."""
+        self._space.for_deltas()
 
     async def capture(
         self,

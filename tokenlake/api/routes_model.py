@@ -7,6 +7,7 @@ without the prefix need the control token and are never captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -55,26 +56,29 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
         service = service_of(request)
         dialect = read(service)
         number = authorized_attempt(request, rollout_id)
-        body = await read_json(request, service.settings)
-        key = request.headers.get("idempotency-key")
-        if key is not None and not 0 < len(key) <= _MAX_KEY:
-            raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY} characters", field="Idempotency-Key")
-        attempt = _attempt(service, rollout_id, number)
-        if attempt is None or (key is None and _RETRY not in request.headers):
-            attempt = service.gate.admit(rollout_id, number)
-        asked = dialect.request(body)
-        exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
-        flight = Flight(
-            attempt=attempt,
-            request=asked,
-            dialect=dialect,
-            request_digest=json_digest({name: value for name, value in body.items() if name not in _TRANSPORT}),
-            idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
-            sink=exchange.sink,
-        )
-        retries = request.headers.get(_RETRY, "")
-        sdk_retry = retries.isascii() and retries.isdigit() and retries.strip("0") != ""
-        call = service.gate.call(flight, sdk_retry=sdk_retry)
+        with ExitStack() as held:
+            held.enter_context(service.slots.one())
+            body = await read_json(request, service.settings)
+            key = request.headers.get("idempotency-key")
+            if key is not None and not 0 < len(key) <= _MAX_KEY:
+                raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY} characters", field="Idempotency-Key")
+            attempt = _attempt(service, rollout_id, number)
+            if attempt is None or (key is None and _RETRY not in request.headers):
+                attempt = service.gate.admit(rollout_id, number)
+            asked = dialect.request(body)
+            exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
+            flight = Flight(
+                attempt=attempt,
+                request=asked,
+                dialect=dialect,
+                request_digest=json_digest({name: value for name, value in body.items() if name not in _TRANSPORT}),
+                idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
+                sink=exchange.sink,
+            )
+            retries = request.headers.get(_RETRY, "")
+            sdk_retry = retries.isascii() and retries.isdigit() and retries.strip("0") != ""
+            call = service.gate.call(flight, sdk_retry=sdk_retry)
+            call = service.slots.during(held.pop_all(), call)
         return await exchange.respond(call, lambda: service.gate.client_gone(flight))
 
     return captured
@@ -85,9 +89,12 @@ def _plain(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[
         service = service_of(request)
         require_control(request)
         dialect = read(service)
-        asked = dialect.request(await read_json(request, service.settings))
-        exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
-        return await exchange.respond(service.gate.plain(asked, exchange.sink))
+        with ExitStack() as held:
+            held.enter_context(service.slots.one())
+            asked = dialect.request(await read_json(request, service.settings))
+            exchange = Exchange(request, dialect, asked, service.settings.stream_keep_alive_s)
+            call = service.slots.during(held.pop_all(), service.gate.plain(asked, exchange.sink))
+        return await exchange.respond(call)
 
     return plain
 

@@ -21,7 +21,7 @@ from tokenlake.api.gate import Gate
 from tokenlake.api.housekeeper import Housekeeper
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
-from tokenlake.api.limits import Limits
+from tokenlake.api.limits import Limits, Slots
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.prompter import Prompter
@@ -102,6 +102,8 @@ class Service:
         self.responses = ResponsesDialect(make)
         self.anthropic = AnthropicDialect(make)
         self.limits = Limits(self.settings.rollout_requests_per_minute, self.settings.service_requests_per_minute)
+        self.slots = Slots(self.settings.max_in_flight)
+        lake.space.floor = self.settings.min_free_bytes
         self.prefixes = Prefixes(lake, self.settings.prefix_cache_bytes)
         self.recorder = Recorder(
             control=self.control,
@@ -109,6 +111,7 @@ class Service:
             capture=CaptureCore(lake.delta_writer(_WRITER, remember=_REMEMBERED)),
             prefixes=self.prefixes,
             metrics=self.metrics,
+            space=lake.space,
         )
         self.gate = Gate(
             control=self.control,

@@ -80,6 +80,16 @@ class Settings:
             "limits", "requests", "More under all rollouts' prefixes are refused with 429; none: no limit."
         ),
     )
+    max_in_flight: int = field(
+        default=1024,
+        metadata=_about("limits", "model calls", "More at a time, their bodies included, are refused with 429."),
+    )
+    min_free_bytes: int = field(
+        default=134_217_728,
+        metadata=_about(
+            "store", "bytes", "With less free on the lake's disk calls are refused with 503; reading goes on."
+        ),
+    )
     pin_temperature: float | None = field(
         default=None,
         metadata=_about("gate", "0 to 2", "Sample every call at this temperature, whatever it asks for."),

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenlake.errors import CaptureFailed, Conflict, TokenlakeError
+from tokenlake.errors import CaptureFailed, Conflict, StorageFailed, TokenlakeError
 from tokenlake.ingest.arrays import Ids, check_signs, float32, int32
 from tokenlake.ingest.coords import Coords, failure
 from tokenlake.store.delta import Delta, Place, Sampling
@@ -144,6 +144,8 @@ class CaptureCore:
             return self._failed(ticket, failure.detail["reason"])
         except Conflict:
             return self._failed(ticket, "call_id_conflict")
+        except StorageFailed as refused:
+            return self._failed(ticket, refused.detail.get("reason", "stage_failed"))
         except (TokenlakeError, OSError):
             return self._failed(ticket, "stage_failed")
         return self._staged(delta, len(sampled) // 4, prompt_digest, place)

@@ -28,6 +28,7 @@ CAPTURE_FAILURES = (
     "extras_invalid",
     "call_id_conflict",
     "stage_failed",
+    "disk_full",
     "already_completed",
 )
 """Why a capture can fail; the closed list that is counted."""

@@ -33,6 +33,7 @@ from tokenlake.store.segment import (
     make_directory,
     segment_numbers,
 )
+from tokenlake.store.space import FreeSpace
 from tokenlake.store.walk import walk
 
 __all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "read_place", "segment_name"]
@@ -89,12 +90,14 @@ class DeltaWriter:
         name: str,
         *,
         remember: int | None = None,
+        space: FreeSpace | None = None,
         segment_max_bytes: int = SEGMENT_MAX_BYTES,
         segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
     ) -> None:
         self.name = check_writer_name(name)
         self._pid = os.getpid()
         self._root = root
+        self._space = space or FreeSpace(root)
         self._what = f"writer {name} of lake {root}"
         directory = root / "deltas" / name
         self._maps = SegmentMaps(root)
@@ -132,6 +135,7 @@ class DeltaWriter:
         for values that do not fit and `TooLarge` beyond 2 GiB.
         """
         self._check()
+        self._space.for_deltas()
         message = encode_delta(delta)
         if len(message) > _MAX_MESSAGE:
             raise TooLarge(f"the delta of call {delta.call_id} takes {len(message)} bytes; the limit is {_MAX_MESSAGE}")

@@ -32,6 +32,7 @@ from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
 from tokenlake.store.schema import DELTA, FORMAT_VERSION, PLACE
 from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS, make_directory
+from tokenlake.store.space import FreeSpace
 
 __all__ = ["OwnedLake"]
 
@@ -56,6 +57,8 @@ class OwnedLake:
         segment_max_elements: int = SEGMENT_MAX_ELEMENTS,
     ) -> None:
         self.path = Path(path)
+        self.space = FreeSpace(self.path)
+        """How much of the disk stays free; nothing unless its `floor` is set."""
         try:
             self._open(create, segment_max_bytes, segment_max_elements)
         except OSError as error:
@@ -82,7 +85,11 @@ class OwnedLake:
                 create_lake(self.path)
             self.lake_id: str = read_lake(self.path)["lake_id"]
             self.lineage = LineageLog(
-                self.path, _LINEAGE_WRITER, segment_max_bytes=segment_max_bytes, opening=self._opening()
+                self.path,
+                _LINEAGE_WRITER,
+                segment_max_bytes=segment_max_bytes,
+                opening=self._opening(),
+                space=self.space,
             )
             try:
                 self._recover()
@@ -134,12 +141,13 @@ class OwnedLake:
         self._check()
         with self._mutex:
             if name not in self._writers:
-                self._writers[name] = DeltaWriter(self.path, name, remember=remember, **self._bounds)
+                self._writers[name] = DeltaWriter(self.path, name, remember=remember, space=self.space, **self._bounds)
             return self._writers[name]
 
     def write_rows(self, table: pa.Table) -> int:
         """Write training rows (a table of `ROW`) durably as one file and return its number; no event names it yet."""
         self._check()
+        self.space.for_events()
         return self._rows.write(table)
 
     # ---------------------------------------------------------------- reading
@@ -215,7 +223,9 @@ class OwnedLake:
     def compact(self, *, min_records: int = 0) -> Compaction:
         """Rewrite small batches of deltas as large ones, and remove what retention retired; readers see no difference.
 
-        It does nothing while fewer than `min_records` small batches wait and nothing that is there was retired. Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
+        It does nothing while fewer than `min_records` small batches wait and nothing that is there was retired.
+
+        Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
         """
         self.refresh()
         if not self._compactor().worth(min_records):

@@ -35,6 +35,7 @@ from tokenlake.store.segment import (
     sync_directory,
     write_all,
 )
+from tokenlake.store.space import FreeSpace
 from tokenlake.store.walk import walk
 
 __all__ = ["LineageLog", "lineage_loss", "read_events"]
@@ -160,10 +161,12 @@ class LineageLog:
         *,
         segment_max_bytes: int = SEGMENT_MAX_BYTES,
         opening: Mapping[str, Any] | None = None,
+        space: FreeSpace | None = None,
     ) -> None:
         self.writer = check_writer_name(writer)
         self._pid = os.getpid()
         self._root = root
+        self._space = space or FreeSpace(root)
         self._what = f"lineage log {writer} of lake {root}"
         self._directory = root / "lineage" / writer
         make_directory(self._directory)
@@ -193,6 +196,7 @@ class LineageLog:
         check_process(self._pid, self._what)
         if not events:
             return []
+        self._space.for_events()
         return self._commit.submit([event_columns(event) for event in events])
 
     def events(self) -> Iterator[dict[str, Any]]:

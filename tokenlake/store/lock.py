@@ -28,7 +28,8 @@ _RETRY_S = 0.05
 class DirectoryLock:
     """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it.
 
-    A `shared` lock is held by any number at once, and by none while it is held alone. `wait_s`: how long to wait for it.
+    A `shared` lock is held by any number at once, and by none while it is held alone. `wait_s`: how long it is waited
+    for.
     """
 
     def __init__(self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0) -> None:

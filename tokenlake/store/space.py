@@ -1,0 +1,48 @@
+"""A floor of free disk: what is written stops before the disk is full, so that reading and clean-up go on.
+
+The half below the floor is kept for what ends things and makes room: events, rows, upkeep. Space that returns is seen
+with the next write.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tokenlake.errors import StorageFailed
+
+__all__ = ["FreeSpace"]
+
+
+class FreeSpace:
+    """The free bytes of a lake's disk. Thread-safe; asking costs one system call."""
+
+    def __init__(self, root: Path, floor: int = 0) -> None:
+        self._root = root
+        self.floor = floor
+        """Bytes that stay free; 0: the disk may fill up."""
+
+    def for_deltas(self) -> None:
+        """Raise `StorageFailed`, reason `disk_full`, where a delta would go below the floor."""
+        self._check(self.floor)
+
+    def for_events(self) -> None:
+        """The same for events and rows, which may use half of it."""
+        self._check(self.floor // 2)
+
+    def _check(self, floor: int) -> None:
+        if not floor:
+            return
+        try:
+            disk = os.statvfs(self._root)
+        except OSError as error:
+            raise StorageFailed(f"the disk of {self._root} does not answer: {error}", errno=error.errno) from error
+        free = disk.f_bavail * disk.f_frsize
+        if free < floor:
+            raise StorageFailed(
+                f"the disk of {self._root} has {free} bytes free, below the {floor} that stay free: remove something, "
+                "and calls are taken again",
+                reason="disk_full",
+                free_bytes=free,
+                min_free_bytes=floor,
+            )
