@@ -11,6 +11,7 @@ import pyarrow as pa
 from tests.sql.records import BOUND, raw
 from tokenlake.store.batchfile import write_batches
 from tokenlake.store.digest import ZERO_HASH, delta_digest, event_hash, row_digest
+from tokenlake.store.footer import blocks_of
 from tokenlake.store.lineage import read_events
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
 
@@ -36,11 +37,7 @@ def flip(path: Path, old: bytes, new: bytes | None = None, *, which: int = 0) ->
 
 def messages(path: Path) -> list[tuple[int, int]]:
     """(start, end) of every record batch of a sealed segment."""
-    reader = pa.ipc.open_stream(pa.py_buffer(path.read_bytes()[8:]))
-    ends = [8 + len(reader.schema.serialize())]
-    for batch in reader:
-        ends.append(ends[-1] + len(batch.serialize()))
-    return list(zip(ends, ends[1:], strict=False))
+    return [(offset, offset + meta + body) for offset, meta, body in blocks_of(memoryview(path.read_bytes()))]
 
 
 def rewrite(path: Path, schema: pa.Schema, edit: Callable[[list[Record]], list[Record] | None]) -> None:

@@ -73,6 +73,11 @@ def cut(path: Path, at: int) -> None:
     path.write_bytes(path.read_bytes()[:at])
 
 
+def overwrite(path: Path, at: int, new: bytes) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + new + data[at + len(new) :])
+
+
 def set_in(records: dict[str, Record], name: str, **values: Any) -> None:
     records[name] |= values
 
@@ -97,14 +102,15 @@ def second(path: Path) -> None:
     first = segment_named(path, "000000.arrow")
     data = first.read_bytes()
     first.unlink()
-    deltas(
-        path,
-        lambda all_: (
-            [all_.pop(n) for n in list(all_) if n != "g_g0/c1"] and set_in(all_, "g_g0/c1", logprobs=[0.0, -0.5, -1.0])
-        ),
-        redigest=True,
-    )
+    deltas(path, alone, redigest=True)
     first.write_bytes(data)
+
+
+def alone(records: dict[str, Record]) -> None:
+    """Only c1, with other logprobs."""
+    kept = records["g_g0/c1"] | {"logprobs": [0.0, -0.5, -1.0]}
+    records.clear()
+    records["g_g0/c1"] = kept
 
 
 def segment_named(path: Path, name: str) -> Path:
@@ -145,10 +151,7 @@ DELTAS, ROWS, LINEAGE = "deltas/import/", "rows/0", "lineage/"
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # bytes of deltas
-    "a bit of a token id": (
-        lambda p: flip(segment(p), i32(70006)),
-        [{"kind": "digest_mismatch", "place": DELTAS, **C1}],
-    ),
+    "a bit of a token id": (lambda p: flip(segment(p), i32(70006)), [{"kind": "digest_mismatch", "place": DELTAS, **C1}]),
     "a bit of a mask": (
         lambda p: flip(segment(p), b"\0\1\1\0\0\0\0\0", b"\1\1\1\0\0\0\0\0"),
         [{"kind": "digest_mismatch", **C1}],
@@ -160,7 +163,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     ),
     "extras": (lambda p: flip(segment(p), b'{"note":"abc"}', b'{"note":"abd"}'), [{"kind": "digest_mismatch", **C1}]),
     "a message of a segment": (
-        lambda p: flip(segment(p), segment(p).read_bytes()[slice(*messages(segment(p))[1])][:16], b"\7" * 16, which=1),
+        lambda p: overwrite(segment(p), messages(segment(p))[1][0], b"\7" * 16),
         [{"kind": "segment_damaged", "place": "deltas/import/000000.arrow"}, {"kind": "delta_missing", **C1}],
     ),
     "the head of a segment": (
@@ -219,10 +222,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # events
     "a bit of a reward": (
         lambda p: lineage(p, edit_event("rollout_sealed", {"rollout_id": "g_g0"}, reward=0.875)),
-        [
-            {"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"},
-            {"kind": "row_differs", "place": ROWS},
-        ],
+        [{"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"}, {"kind": "row_differs", "place": ROWS}],
     ),
     "a call's place edited": (
         lambda p: lineage(p, edit_event("call_committed", C1, byte_offset=8)),
@@ -277,20 +277,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     "a cycle": (
         lambda p: lineage(
             p,
-            lambda events: (
-                [
-                    event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None),
-                    event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None),
-                ]
-                and None
-            ),
+            lambda events: [
+                event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None),
+                event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None),
+            ]
+            and None,
             rehash=True,
         ),
         [{"kind": "parent_cycle", **C0}, {"kind": "parent_cycle", **C1}],
     ),
     "a forged digest": (
         lambda p: lineage(p, edit_event("call_committed", C1, digest=bytes(32)), rehash=True),
-        [{"kind": "duplicate_record", **C1}],
+        [{"kind": "lineage_mismatch", **C1}],
     ),
     "a forged length": (
         lambda p: lineage(p, edit_event("call_committed", C1, sampled_tokens=1), rehash=True),

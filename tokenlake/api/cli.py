@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing"
     )
     _lake(imported)
+    imported.add_argument("--from", dest="source", choices=("nemo-gym", "traces"), help="who wrote it, if not Tokenlake")
     imported.add_argument("file", type=Path, metavar="FILE.jsonl")
 
     finalize = command("finalize", "tokenlake.api.commands:finalize", "publish every group that is due")

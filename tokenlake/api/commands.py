@@ -37,11 +37,11 @@ def _say(line: str) -> None:
 
 def import_file(arguments: argparse.Namespace) -> int:
     """`tokenlake import`."""
-    if not arguments.file.is_file():
+    if not arguments.file.is_file() and not (arguments.source and arguments.file.is_dir()):
         raise InvalidInput(f"no file {arguments.file}")
     lake = OwnedLake.open(arguments.lake)
     try:
-        done = importer.import_file(lake, arguments.file)
+        done = importer.import_file(lake, arguments.file, source=arguments.source)
     finally:
         lake.close()
     _say(

@@ -7,7 +7,7 @@ record that is false belongs into the lake, where the views name what is wrong w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from tokenlake.errors import ImportRefused, InvalidInput
 from tokenlake.ids import check_call_id, check_group_id, split_rollout_id
 from tokenlake.store.delta import Sampling
 
-__all__ = ["CallRecord", "FailRecord", "GroupRecord", "Record", "SealRecord", "read_records"]
+__all__ = ["CallRecord", "FailRecord", "GroupRecord", "Record", "SealRecord", "converted", "read_records"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +99,38 @@ def read_records(path: Path) -> Iterator[Record]:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", path=str(path)) from error
 
 
+def converted(records: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Record]:
+    """Records that were made of another system's file, each with the line it comes from."""
+    for number, fields in records:
+        try:
+            yield _record(fields, number)
+        except InvalidInput as error:
+            raise _refused(error, number) from error
+
+
+def _refused(error: InvalidInput, number: int) -> ImportRefused:
+    return ImportRefused(f"line {number}: {error.message}; nothing was imported", line=number)
+
+
+def _record(fields: dict[str, Any], number: int) -> Record:
+    kind = fields.pop("type", None)
+    parser = _PARSERS.get(kind) if isinstance(kind, str) else None
+    if parser is None:
+        raise InvalidInput(f"type must be one of {', '.join(_PARSERS)}")
+    reader = _Fields(fields)
+    record = parser(reader, number)
+    reader.nothing_left()
+    return record
+
+
 def _parse(line: bytes, number: int) -> Record:
     try:
         fields = json.loads(line, object_pairs_hook=_no_duplicates)
         if not isinstance(fields, dict):
             raise InvalidInput("a line must be a JSON object")
-        kind = cast("dict[str, Any]", fields).pop("type", None)
-        parser = _PARSERS.get(kind) if isinstance(kind, str) else None
-        if parser is None:
-            raise InvalidInput(f"type must be one of {', '.join(_PARSERS)}")
-        reader = _Fields(cast("dict[str, Any]", fields))
-        record = parser(reader, number)
-        reader.nothing_left()
-        return record
+        return _record(cast("dict[str, Any]", fields), number)
     except InvalidInput as error:
-        raise ImportRefused(f"line {number}: {error.message}; nothing was imported", line=number) from error
+        raise _refused(error, number) from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImportRefused(f"line {number}: not valid JSON; nothing was imported", line=number) from error
 

@@ -18,7 +18,8 @@ from tokenlake.errors import ImportRefused
 from tokenlake.ids import rollout_id
 from tokenlake.ingest.capture import CaptureCore, Claims, ParentLink
 from tokenlake.ingest.coords import Coords
-from tokenlake.ingest.import_format import CallRecord, FailRecord, GroupRecord, Record, SealRecord, read_records
+from tokenlake.ingest.import_format import CallRecord, FailRecord, GroupRecord, Record, SealRecord, converted, read_records
+from tokenlake.ingest.import_sources import SOURCES
 from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall, seal_end
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.lake import OwnedLake
@@ -62,15 +63,18 @@ class _Plan:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("group", "call", "seal", "fail", "same"), 0))
 
 
-def import_file(lake: OwnedLake, path: Path, *, progress: Callable[[int], None] | None = None) -> ImportResult:
-    """Import one JSONL file into an owned lake.
+def import_file(
+    lake: OwnedLake, path: Path, *, source: str | None = None, progress: Callable[[int], None] | None = None
+) -> ImportResult:
+    """Import one JSONL file into an owned lake; `source` names the system that wrote it (`SOURCES`), None: Tokenlake's.
 
     Raises `ImportRefused` (with `detail["line"]`) when a record is malformed or exists with other content, before
     anything is kept. `progress` is called with the number of records judged so far.
     """
     state = ImportState(lake)
     plan = _Plan()
-    for count, record in enumerate(read_records(path), start=1):
+    records = read_records(path) if source is None else converted(SOURCES[source](path))
+    for count, record in enumerate(records, start=1):
         _judge(state, plan, record)
         if progress is not None:
             progress(count)

@@ -85,7 +85,7 @@ class LakeAudit:
     def run(self, progress: Callable[[int, int], None] | None = None) -> AuditSummary:
         """Look at everything; `progress` is told how many of the groups that were due are done, and how many were."""
         while self._index.refresh(limit=_INTAKE):
-            pass
+            self._index.maps.clear()
         self._look([("", 0, 0, 0, 0, 0)])
         due = self._con.cursor()
         try:

@@ -181,6 +181,7 @@ class LineageLog:
         self._commit: GroupCommit[_Events, _Events] = GroupCommit(self._flush)
         self._opening = None if opening is None else event_columns(opening)
         self._closed = False
+        self._anchor_once()
 
     def append(self, event_type: str, **columns: Any) -> dict[str, Any]:
         """Write one event durably and return it with everything that was filled in.
@@ -231,6 +232,16 @@ class LineageLog:
         if self._seq >= 0:
             self.anchor()
         self._lock.release()
+
+    def _anchor_once(self) -> None:
+        """Anchor a log that a crash left without: one that was opened again and has none has lost it."""
+        if self._seq < 0 or (self._directory / "head.json").exists():
+            return
+        try:
+            self.anchor()
+        except StorageFailed:
+            self._lock.release()
+            raise
 
     def _last(self) -> tuple[int, int, bytes]:
         last = _last_event(self._root, self.writer)

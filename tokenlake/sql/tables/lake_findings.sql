@@ -44,4 +44,13 @@ WHERE
             tl_events.event_writer = tl_anchors.writer
             AND tl_events.event_seq = tl_anchors.event_seq
             AND lower(hex(tl_events.event_hash)) = tl_anchors.event_hash
-    );
+    )
+UNION ALL
+SELECT
+    'lineage_lost' AS kind,
+    'lineage/' || event_writer AS place,
+    'the anchor is not there' AS detail
+FROM tl_events
+WHERE event_type = 'lake_opened' AND event_writer NOT IN (SELECT tl_anchors.writer FROM tl_anchors)
+GROUP BY event_writer
+HAVING count(*) > 1;

@@ -95,6 +95,18 @@ WITH joined AS (
         (
             calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
             AND calls.weight_version_end IS NOT DISTINCT FROM deltas.weight_version_end
+            AND (
+                coalesce(len(deltas.weight_version_spans), 0) = 0
+                OR coalesce(
+                    deltas.weight_version_spans[1].start = 0
+                    AND deltas.weight_version_spans[1].version = calls.weight_version
+                    AND deltas.weight_version_spans[-1].version = calls.weight_version_end
+                    AND deltas.weight_version_spans[-1].end = calls.sampled_tokens
+                    AND list_transform(deltas.weight_version_spans[:-2], LAMBDA span: span.end)
+                    = list_transform(deltas.weight_version_spans[2:], LAMBDA span: span.start),
+                    FALSE
+                )
+            )
         ) AS weight_version_equal
     FROM committed_calls AS calls
     LEFT JOIN deltas
