@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
@@ -43,7 +44,7 @@ class GroupBody(Body):
 
     n: StrictInt = Field(ge=1, le=4096)
     """Rollouts in the group."""
-    deadline_s: Number | None = Field(default=None, gt=0)
+    deadline_s: Number | None = Field(default=None, gt=0, le=1e9)
     """Seconds until the group is published whatever came of it; the policy `group_deadline_s` when absent."""
     purpose: StrictStr = Field(default="train", pattern="^(train|eval)$")
     meta: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -125,10 +126,10 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """The JSON object of a request body.
 
     Raises `TooLarge` as `read_bytes` does, `InvalidInput` for anything that is not a JSON object (also for NaN and
-    infinities, which are not JSON).
+    infinities, which are not JSON, and for numbers that only an infinity could stand for).
     """
     try:
-        value = json.loads(await read_bytes(request, settings) or b"{}", parse_constant=_no_constant)
+        value = json.loads(await read_bytes(request, settings) or b"{}", parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the body is not valid JSON") from error
     if not isinstance(value, dict):
@@ -140,11 +141,22 @@ async def read_model(request: Request, model: type[M], settings: Settings) -> M:
     """A request body as one of the models above; raises `InvalidInput` naming the first field that is wrong."""
     body = await read_json(request, settings)
     try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("the body holds half a surrogate pair, which is not text") from error
+    try:
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise InvalidInput(f"{field}: {first['msg']}", field=field) from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
 
 
 def _no_constant(name: str) -> None:

@@ -116,7 +116,7 @@ def text_part(part: object, where: str) -> str:
     kind = fields.get("type")
     if kind == "refusal":
         return unicode_text(fields.get("refusal"), f"{where}.refusal")
-    if kind not in _TEXT_KINDS:
+    if not isinstance(kind, str) or kind not in _TEXT_KINDS:
         raise InvalidInput(
             f"{where}: content of type {kind!r} is not supported; this service captures text only", field=where
         )

@@ -71,7 +71,7 @@ def sampling(body: Mapping[str, Any], *, limit: tuple[str, ...], stop: str = "st
         raise InvalidInput("top_p must be above 0", field="top_p")
     temperature = _number(body, "temperature", low=0, high=2)
     top_k = _number(body, "top_k", integer=True, low=-1)
-    seed = _number(body, "seed", integer=True)
+    seed = _number(body, "seed", integer=True, low=-(2**63), high=2**63 - 1)
     most = next((value for value in limits if value is not None), None)
     return SamplingParams(
         temperature=1.0 if temperature is None else float(temperature),

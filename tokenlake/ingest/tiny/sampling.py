@@ -21,6 +21,9 @@ from tokenlake.ingest.engine import SamplingParams
 
 __all__ = ["check_params", "draw", "processed_logprobs"]
 
+_GREEDY_BELOW = 1e-5
+"""A lower temperature is taken for 0, as vLLM does: logits divided by it would leave the range of a float."""
+
 
 def check_params(params: SamplingParams) -> None:
     """ValueError that names the first parameter out of range."""
@@ -40,16 +43,20 @@ def processed_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> Tens
     """Log-probabilities after temperature, then top_k, then top_p.
 
     `logits` is `[B, V]`, `params` has one entry a row or one for all; the result is float32 `[B, V]`, -inf where
-    filtered. Ties at the top_k border all stay; the token that crosses the top_p mass stays. Temperature 0 is greedy:
+    filtered. Ties at the top_k border all stay; the token that crosses the top_p mass stays. Temperature 0 (below 1e-5) is greedy:
     its row is the plain log-softmax, filtered by nothing.
     """
-    temperatures = torch.tensor([[p.temperature if p.temperature > 0.0 else 1.0] for p in params])
+    temperatures = torch.tensor([[p.temperature if _draws(p) else 1.0] for p in params])
     scaled = logits.float() / temperatures
     for row, p in enumerate(params):
-        if p.temperature > 0.0 and (p.top_k or p.top_p < 1.0):
+        if _draws(p) and (p.top_k or p.top_p < 1.0):
             rows = slice(row, row + 1) if len(params) > 1 else slice(None)
             scaled[rows] = _filter(scaled[rows], p)
     return torch.log_softmax(scaled, dim=-1)
+
+
+def _draws(params: SamplingParams) -> bool:
+    return params.temperature >= _GREEDY_BELOW
 
 
 def _filter(scaled: Tensor, params: SamplingParams) -> Tensor:
@@ -69,7 +76,7 @@ def draw(logprobs: Tensor, params: Sequence[SamplingParams], generators: Sequenc
     """One token id a row of `[B, V]` log-probabilities; temperature 0 takes the most likely and draws nothing."""
     uniforms = torch.tensor(
         [
-            [torch.rand((), generator=g, dtype=torch.float64).item() if p.temperature > 0.0 else 0.0]
+            [torch.rand((), generator=g, dtype=torch.float64).item() if _draws(p) else 0.0]
             for p, g in zip(params, generators, strict=True)
         ],
         dtype=torch.float64,
@@ -77,5 +84,5 @@ def draw(logprobs: Tensor, params: Sequence[SamplingParams], generators: Sequenc
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     drawn = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)[:, 0]
     best = logprobs.argmax(dim=-1)
-    greedy = torch.tensor([p.temperature == 0.0 for p in params])
+    greedy = torch.tensor([not _draws(p) for p in params])
     return torch.where(greedy, best, drawn).tolist()
