@@ -57,7 +57,9 @@ def test_a_forger_who_makes_every_hash_anew_is_found_by_the_digest_alone(filled:
     signed.write_text(json.dumps(summary(filled, "--key-file", str(key))))
     expect = ["audit", "--lake", str(filled.path), "--expect", str(signed), "--key-file", str(key)]
     assert filled.run(*expect)[0] == 0
-    lineage(filled.path, lambda events: event(events, "rollout_sealed", rollout_id="a_g0").update(reward=5.0), rehash=True)
+    lineage(
+        filled.path, lambda events: event(events, "rollout_sealed", rollout_id="a_g0").update(reward=5.0), rehash=True
+    )
     rows(filled.path, lambda found: found[0].update(reward=5.0), redigest=True)
     assert filled.audit() == (0, [])
     status, _, err = filled.run(*expect)
@@ -71,9 +73,7 @@ def test_a_summary_that_another_key_signed_is_refused(filled: CaseLake, tmp_path
     other.write_text("another")
     signed = tmp_path / "summary.json"
     signed.write_text(json.dumps(summary(filled, "--key-file", str(key))))
-    status, _, err = filled.run(
-        "audit", "--lake", str(filled.path), "--expect", str(signed), "--key-file", str(other)
-    )
+    status, _, err = filled.run("audit", "--lake", str(filled.path), "--expect", str(signed), "--key-file", str(other))
     assert status == 2
     assert "not signed with this key" in err
 

@@ -144,6 +144,12 @@ def exchange(events: list[Record]) -> list[Record]:
     return [*events[:a], y, x, *events[a + 2 :]]
 
 
+def cycle(events: list[Record]) -> None:
+    """The first two calls name each other as parents."""
+    event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None)
+    event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None)
+
+
 C0 = {"rollout_id": "g_g0", "call_id": "c0"}
 C1 = {"rollout_id": "g_g0", "call_id": "c1"}
 C2 = {"rollout_id": "g_g0", "call_id": "c2"}
@@ -151,7 +157,10 @@ DELTAS, ROWS, LINEAGE = "deltas/import/", "rows/0", "lineage/"
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # bytes of deltas
-    "a bit of a token id": (lambda p: flip(segment(p), i32(70006)), [{"kind": "digest_mismatch", "place": DELTAS, **C1}]),
+    "a bit of a token id": (
+        lambda p: flip(segment(p), i32(70006)),
+        [{"kind": "digest_mismatch", "place": DELTAS, **C1}],
+    ),
     "a bit of a mask": (
         lambda p: flip(segment(p), b"\0\1\1\0\0\0\0\0", b"\1\1\1\0\0\0\0\0"),
         [{"kind": "digest_mismatch", **C1}],
@@ -222,7 +231,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     # events
     "a bit of a reward": (
         lambda p: lineage(p, edit_event("rollout_sealed", {"rollout_id": "g_g0"}, reward=0.875)),
-        [{"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"}, {"kind": "row_differs", "place": ROWS}],
+        [
+            {"kind": "event_hash_mismatch", "place": LINEAGE, "rollout_id": "g_g0"},
+            {"kind": "row_differs", "place": ROWS},
+        ],
     ),
     "a call's place edited": (
         lambda p: lineage(p, edit_event("call_committed", C1, byte_offset=8)),
@@ -277,11 +289,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[Finding]]] = {
     "a cycle": (
         lambda p: lineage(
             p,
-            lambda events: [
-                event(events, "call_committed", **C0).update(parent_call_id="c1", depth=None),
-                event(events, "call_committed", **C1).update(parent_call_id="c0", depth=None),
-            ]
-            and None,
+            cycle,
             rehash=True,
         ),
         [{"kind": "parent_cycle", **C0}, {"kind": "parent_cycle", **C1}],

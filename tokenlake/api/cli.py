@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing"
     )
     _lake(imported)
-    imported.add_argument("--from", dest="source", choices=("nemo-gym", "traces"), help="who wrote it, if not Tokenlake")
+    imported.add_argument(
+        "--from", dest="source", choices=("nemo-gym", "traces"), help="who wrote it, if not Tokenlake"
+    )
     imported.add_argument("file", type=Path, metavar="FILE.jsonl")
 
     finalize = command("finalize", "tokenlake.api.commands:finalize", "publish every group that is due")
@@ -102,6 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _lake(inspect)
     inspect.add_argument("rollout_id", metavar="ROLLOUT_ID")
+    inspect.add_argument("--tokens", type=int, default=0, metavar="N", help="also the first N tokens of the chain")
+
+    diff = command("diff", "tokenlake.api.lake_diff:diff", "where the rows of two lakes differ")
+    diff.add_argument("lake_a", type=Path, metavar="LAKE_A")
+    diff.add_argument("lake_b", type=Path, metavar="LAKE_B")
+    diff.add_argument("--group", metavar="G", help="only this group")
+    _format(diff, "table", "jsonl")
+    diff.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="logprobs this close are the same")
 
     compact = command("compact", "tokenlake.api.upkeep:compact", "rewrite small batches as large ones")
     _lake(compact)

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.engine import SamplingParams
 
-__all__ = ["Environment", "Settings", "child_environment", "read_environment"]
+__all__ = ["Environment", "Settings", "child_environment", "no_colour", "read_environment"]
 
 Reasoning = Literal["field", "fold"]
 LogprobMode = Literal["raw", "processed"]
@@ -268,6 +268,12 @@ class Environment:
 def child_environment() -> dict[str, str]:
     """What a process that runs queries inherits: everything but what is ours, which is secret."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TOKENLAKE_")}
+
+
+def no_colour(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment asks for text without colour."""
+    environ = os.environ if environ is None else environ
+    return bool(environ.get("NO_COLOR"))
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

@@ -168,7 +168,9 @@ def _traces(path: Path) -> Iterator[Fields]:
         if rollout is not None:
             group_id, index = _place(rollout, number)
         elif group_id is None:
-            raise ImportRefused(f"line {number}: a trace needs rollout_id or group_id; nothing was imported", line=number)
+            raise ImportRefused(
+                f"line {number}: a trace needs rollout_id or group_id; nothing was imported", line=number
+            )
         else:
             group_id, index = str(group_id), places.get(str(group_id), -1) + 1
         places[group_id] = max(index, places.get(group_id, 0))
@@ -179,16 +181,19 @@ def _traces(path: Path) -> Iterator[Fields]:
     for number, trace in _lines(path):
         rollout = named[number]
         turn = turns[rollout] = turns.get(rollout, -1) + 1
-        yield number, {
-            "type": "call",
-            "rollout_id": rollout,
-            "call_id": f"t{turn:06d}",
-            "prompt_token_ids": _value(trace, "prompt"),
-            "generation_token_ids": _value(trace, "response"),
-            "generation_logprobs": _value(trace, "logprobs"),
-            "weight_version": _value(trace, "weight_version"),
-            "response_id": _value(trace, "response_id"),
-        }
+        yield (
+            number,
+            {
+                "type": "call",
+                "rollout_id": rollout,
+                "call_id": f"t{turn:06d}",
+                "prompt_token_ids": _value(trace, "prompt"),
+                "generation_token_ids": _value(trace, "response"),
+                "generation_logprobs": _value(trace, "logprobs"),
+                "weight_version": _value(trace, "weight_version"),
+                "response_id": _value(trace, "response_id"),
+            },
+        )
         if _value(trace, "reward") is not None:
             rewards[rollout] = (number, _value(trace, "reward"))
     for rollout, (number, reward) in rewards.items():

@@ -18,7 +18,15 @@ from tokenlake.errors import ImportRefused
 from tokenlake.ids import rollout_id
 from tokenlake.ingest.capture import CaptureCore, Claims, ParentLink
 from tokenlake.ingest.coords import Coords
-from tokenlake.ingest.import_format import CallRecord, FailRecord, GroupRecord, Record, SealRecord, converted, read_records
+from tokenlake.ingest.import_format import (
+    CallRecord,
+    FailRecord,
+    GroupRecord,
+    Record,
+    SealRecord,
+    converted,
+    read_records,
+)
 from tokenlake.ingest.import_sources import SOURCES
 from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall, seal_end
 from tokenlake.store.delta import Delta, Place

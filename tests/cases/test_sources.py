@@ -1,0 +1,148 @@
+"""What other systems wrote, imported: NeMo-Gym's token captures and plain traces; and rows out to Parquet readers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases.conftest import CaseLake, seal
+
+
+def digest(ids: list[int]) -> str:
+    return hashlib.sha256(b"nemo-gym-tokens" + struct.pack(f">BQ{len(ids)}Q", 1, len(ids), *ids)).hexdigest()
+
+
+def entry(rollout_id: str, call_id: str, prompt: list[int], generated: list[int], **more: Any) -> dict[str, Any]:
+    record = {
+        "schema_version": 1,
+        "rollout_id": rollout_id,
+        "model_call_id": call_id,
+        "model": "m",
+        "prompt_token_ids": prompt,
+        "generation_token_ids": generated,
+        "generation_log_probs": [-0.25] * len(generated),
+        "routed_experts": None,
+        "output_items": [],
+        "response_id": f"resp-{call_id}",
+        "created_at": 1.0,
+        "parent_call_id": None,
+        "parent_resolution": "root",
+        "prompt_is_delta": False,
+    }
+    return record | {"digest": digest([*prompt, *generated])} | more
+
+
+def write(folder: Path, name: str, *records: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def take(case: CaseLake, source: str, path: Path) -> tuple[int, str, str]:
+    return case.run("import", "--lake", str(case.path), "--from", source, str(path))
+
+
+def test_token_captures_of_nemo_gym_become_exact_rows(case: CaseLake, tmp_path: Path) -> None:
+    captures = tmp_path / "captures"
+    second = {"parent_call_id": "a", "parent_resolution": "resolved", "prompt_is_delta": True, "digest": "unchecked"}
+    write(captures, "t_g0.tokens.jsonl", entry("t_g0", "a", [1, 2, 3], [4, 5]), entry("t_g0", "b", [6], [7], **second))
+    write(captures, "t_g2.tokens.jsonl", entry("t_g2", "a", [1, 2, 3], [8], routed_experts=[[0, 1]]))
+    status, out, err = take(case, "nemo-gym", captures)
+    assert status == 0, err
+    assert "1 groups, 3 calls" in out
+    case.take(seal("t_g0", 1.0, terminal_response_id="resp-b"), seal("t_g2", 0.0))
+    case.finalize("--policy", "group_deadline_s=0")
+    first, absent, third = case.rows()
+    assert (first["input_ids"], first["token_mask"]) == ([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1, 0, 1])
+    assert (absent["reason"], third["input_ids"]) == ("never_sealed", [1, 2, 3, 8])
+    assert case.audit() == (0, [])
+    assert "0 calls, 0 seals, 0 fails; 4 records were there already" in take(case, "nemo-gym", captures)[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"digest": "0" * 64}, "digest_mismatch"),
+        ({"parent_resolution": "unresolved"}, "unresolved_parent"),
+        ({"incomplete": True}, "incomplete"),
+    ],
+)
+def test_what_nemo_gym_itself_does_not_stand_behind_is_a_placeholder(
+    case: CaseLake, tmp_path: Path, more: dict[str, Any], reason: str
+) -> None:
+    captures = tmp_path / "captures"
+    file = write(captures, "t_g0.tokens.jsonl", entry("t_g0", "a", [1, 2], [3], **more))
+    if "incomplete" in more:
+        (captures / "t_g0.tokens.incomplete").write_text("lost\n")
+    assert take(case, "nemo-gym", file)[0] == 0
+    case.finalize()
+    assert [row["reason"] for row in case.rows()] == [reason]
+
+
+def test_an_id_of_another_form_is_a_group_of_one(case: CaseLake, tmp_path: Path) -> None:
+    file = write(tmp_path, "7-0.tokens.jsonl", entry("7-0", "a", [1], [2]))
+    assert take(case, "nemo-gym", file)[0] == 0
+    assert case.sql("SELECT rollout_id, n FROM rollouts") == [("7-0_g0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (json.dumps(entry("t_g0", "a", [1], [2]) | {"schema_version": 2}), "line 1: a token entry of schema 2"),
+        ("{", "line 1: not valid JSON"),
+        (json.dumps(entry("t_g0", "a", [1], [2]) | {"prompt_token_ids": [-1]}), "line 1: prompt_token_ids"),
+        (json.dumps({"model_call_id": "a"}), "line 1: rollout_id must be a text"),
+    ],
+)
+def test_a_malformed_capture_is_refused_by_line(case: CaseLake, tmp_path: Path, line: str, why: str) -> None:
+    file = tmp_path / "x.tokens.jsonl"
+    file.write_text(line + "\n")
+    status, _, err = take(case, "nemo-gym", file)
+    assert status == 2
+    assert why in err
+    assert case.sql("SELECT count(*) FROM lineage") == [(0,)]
+
+
+def test_traces_become_rollouts_with_their_turns_and_the_last_reward(case: CaseLake, tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "traces.jsonl",
+        {"uid": "q1", "prompt_ids": [1, 2], "response_ids": [3], "rollout_log_probs": [-0.5], "reward": 1.0},
+        {"uid": "q1", "prompt_ids": [1, 2], "response_ids": [4], "rollout_log_probs": [-0.5], "reward": 0.0},
+        {"rollout_id": "q2_g0", "prompt_token_ids": [1], "response_token_ids": [2], "logprobs": [-0.5]},
+        {
+            "rollout_id": "q2_g0",
+            "prompt_token_ids": [1, 2, 9],
+            "response_token_ids": [3],
+            "logprobs": [-0.5],
+            "score": 2,
+        },
+    )
+    assert take(case, "traces", file)[0] == 0
+    case.finalize()
+    found = {row["sample_id"]: (row["input_ids"], row["token_mask"], row["reward"]) for row in case.rows()}
+    assert found == {
+        "q1_g0": ([1, 2, 3], [0, 0, 1], 1.0),
+        "q1_g1": ([1, 2, 4], [0, 0, 1], 0.0),
+        "q2_g0": ([1, 2, 9, 3], [0, 1, 0, 1], 2.0),
+    }
+
+
+def test_hugging_face_datasets_reads_exported_rows(case: CaseLake, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    file = write(
+        tmp_path, "t.jsonl", {"uid": "q", "prompt_ids": [1], "response_ids": [2], "logprobs": [-0.5], "reward": 1}
+    )
+    take(case, "traces", file)
+    case.finalize()
+    out = tmp_path / "rows.parquet"
+    assert case.run("rows", "--lake", str(case.path), "--format", "parquet", "--out", str(out))[0] == 0
+    loaded = datasets.load_dataset("parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded[0]["input_ids"] == [1, 2]
+    assert loaded[0]["row_digest"] is not None
