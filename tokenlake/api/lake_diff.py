@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,6 +24,9 @@ __all__ = ["Difference", "diff", "row_differences"]
 
 Row = Mapping[str, Any]
 _ARRAYS = ("input_ids", "token_mask", "prompt_ids_for_adv")
+_AT_ONCE = 64
+"""Groups whose rows are read together."""
+
 _VALUES = ("sample_mask", "reason", "reward", "weight_version_min", "weight_version_max", "turns", "truncated")
 _SCHEMA = pa.schema(
     [
@@ -60,11 +63,14 @@ def diff(arguments: argparse.Namespace) -> int:
     with Lake(arguments.lake_a) as a, Lake(arguments.lake_b) as b:
         found: list[Difference] = []
         compared = 0
-        for group_a, group_b in _pairs(a, b, arguments.group):
-            rows_a, rows_b = _rows(a, group_a), _rows(b, group_b)
-            for key in sorted(rows_a.keys() | rows_b.keys()):
-                compared += 1
-                found += row_differences(rows_a.get(key), rows_b.get(key), tolerance=arguments.tolerance)
+        pairs = _pairs(a, b, arguments.group)
+        while chunk := list(islice(pairs, _AT_ONCE)):
+            rows_a, rows_b = (_rows(lake, [pair[side] for pair in chunk]) for side, lake in enumerate((a, b)))
+            for group_a, group_b in chunk:
+                mine, others = rows_a.get(group_a, {}), rows_b.get(group_b, {})
+                for key in sorted(mine.keys() | others.keys()):
+                    compared += 1
+                    found += row_differences(mine.get(key), others.get(key), tolerance=arguments.tolerance)
     if not compared:
         sys.stderr.write("tokenlake: nothing to compare: neither lake has a published row\n")
         return 2
@@ -115,10 +121,10 @@ def _pairs(a: Lake, b: Lake, group: str | None) -> Iterator[tuple[str | None, st
             yield name if name in groups_a else None, name if name in groups_b else None
         return
     waiting: dict[tuple[int, ...], list[str]] = {}
-    for name in groups_b:
-        waiting.setdefault(_prompt(b, name), []).append(name)
-    for name in groups_a:
-        same = waiting.get(_prompt(a, name))
+    for name, prompt in _prompts(b, groups_b):
+        waiting.setdefault(prompt, []).append(name)
+    for name, prompt in _prompts(a, groups_a):
+        same = waiting.get(prompt)
         yield name, same.pop(0) if same else None
     for names in waiting.values():
         yield from ((None, name) for name in names)
@@ -128,14 +134,20 @@ def _groups(lake: Lake, group: str | None) -> list[str]:
     return [name for (name,) in lake.sql(sql.read("reads/diff_groups"), [group]).fetchall()]
 
 
-def _prompt(lake: Lake, group: str) -> tuple[int, ...]:
-    rows = _rows(lake, group)
-    return tuple(rows[min(rows)]["prompt_ids_for_adv"]) if rows else ()
+def _prompts(lake: Lake, groups: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Each group with the prompt that its rows share."""
+    for start in range(0, len(groups), _AT_ONCE):
+        found = _rows(lake, groups[start : start + _AT_ONCE])
+        for name in groups[start : start + _AT_ONCE]:
+            rows = found.get(name)
+            yield name, tuple(rows[min(rows)]["prompt_ids_for_adv"]) if rows else ()
 
 
-def _rows(lake: Lake, group: str | None) -> dict[tuple[int, int], Row]:
-    """A group's rows by place and segment."""
-    if group is None:
-        return {}
-    found = cast("list[Row]", lake.sql(sql.read("reads/rows"), [group]).to_arrow_table().to_pylist())
-    return {(int(row["rollout_id"].rpartition("_g")[2]), row["segment_index"]): row for row in found}
+def _rows(lake: Lake, groups: Sequence[str | None]) -> dict[str | None, dict[tuple[int, int], Row]]:
+    """The rows of some groups, each by its place and segment."""
+    names = [name for name in groups if name is not None]
+    found: dict[str | None, dict[tuple[int, int], Row]] = {}
+    for row in cast("list[Row]", lake.sql(sql.read("reads/ready_rows_of"), [names]).to_arrow_table().to_pylist()):
+        place = (int(row["rollout_id"].rpartition("_g")[2]), row["segment_index"])
+        found.setdefault(row["group_id"], {})[place] = row
+    return found

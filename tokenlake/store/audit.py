@@ -29,7 +29,9 @@ from tokenlake.store.index import Index
 
 __all__ = ["AuditSummary", "LakeAudit", "signature"]
 
-_MEMORY = 256 << 20
+_MEMORY = 1 << 30
+"""What DuckDB may hold; beyond it spills to the state. One group's rows and calls have to fit."""
+
 _BATCH = 16 << 20
 """Bytes of deltas and rows whose groups are looked at together; one larger group is looked at alone."""
 _INTAKE = 8 << 20
@@ -83,10 +85,21 @@ class LakeAudit:
             self._con.execute(sql.read(name))
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> AuditSummary:
-        """Look at everything; `progress` is told how many of the groups that were due are done, and how many were."""
-        while self._index.refresh(limit=_INTAKE):
-            self._index.maps.clear()
-        self._look([("", 0, 0, 0, 0, 0)])
+        """Look at everything; `progress` is told how many of the groups that were due are done, and how many were.
+
+        Raises `StorageFailed` when the state, or one group, needs more room than there is.
+        """
+        try:
+            while self._index.refresh(limit=_INTAKE):
+                self._index.maps.clear()
+            self._look([("", 0, 0, 0, 0, 0)])
+            self._look_at_all(progress)
+        except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+            raise StorageFailed(f"the audit has not enough room, with its state in {self._state}: {error}") from error
+        self._done = True
+        return self.summary()
+
+    def _look_at_all(self, progress: Callable[[int, int], None] | None) -> None:
         due = self._con.cursor()
         try:
             due.execute(sql.read("progress/due"))
@@ -99,8 +112,6 @@ class LakeAudit:
                     progress(done, batch[0][5])
         finally:
             due.close()
-        self._done = True
-        return self.summary()
 
     def summary(self) -> AuditSummary:
         """What was looked at so far."""

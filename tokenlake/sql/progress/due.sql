@@ -19,6 +19,7 @@ WITH sizes AS (
         0 AS published,
         byte_length // (count(*) OVER (PARTITION BY writer, segment, byte_offset)) AS size
     FROM tl_places
+    WHERE NOT shadowed
     UNION ALL
     SELECT
         group_id,
