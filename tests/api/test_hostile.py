@@ -1,4 +1,4 @@
-"""What a hostile client sends: each is refused or served, none is an error of ours and none outlives its own request."""
+"""What a hostile client sends is refused or served; none of it is an error of ours or outlives its own request."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def sent(door: Door, method: str, path: str, body: str | bytes, token: str = TOK
         ("POST", "/api/v1/sql", f'{{"sql":"SELECT ?","params":["{HALF}"]}}'),
     ],
 )
-def test_what_no_answer_could_hold_is_refused_and_breaks_no_list(
-    door: Door, method: str, path: str, body: str
-) -> None:
+def test_what_no_answer_could_hold_is_refused_and_breaks_no_list(door: Door, method: str, path: str, body: str) -> None:
     door.register()
     answer = sent(door, method, path, body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_input")

@@ -12,8 +12,8 @@ import pytest
 from tests.api.conftest import Door, Opener
 from tests.api.scripted_engine import ScriptedEngine, text
 from tests.api.speakers import Speaker, Told
-from tests.api.test_claims import names
 from tests.api.test_chat import U5, U6, ask, echo
+from tests.api.test_claims import names
 from tests.api.test_dialects import ASK, speaking
 from tests.api.test_faults import fill_disk
 from tests.api.test_gate import chat
@@ -175,5 +175,3 @@ def test_an_audit_of_what_is_no_lake_does_not_say_all_is_well(
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
     assert not said.out
-
-

@@ -96,7 +96,10 @@ def test_an_odd_retry_count_breaks_nothing(door: Door, count: str, calls: int) -
     agent = SPEAKERS[0](door, rollout)
     agent.raw([ASK])
     path = f"{door.url}/ng-rollout/g_g0{agent.path}"
-    headers = {"Authorization": f"Bearer {rollout['data_capability']}", "x-stainless-retry-count": count.encode("latin-1", "replace")}
+    headers = {
+        "Authorization": f"Bearer {rollout['data_capability']}",
+        "x-stainless-retry-count": count.encode("latin-1", "replace"),
+    }
     answer = door.http.post(path, json=agent.body([ASK], []), headers=headers)
     assert answer.status_code == 200
     assert len(door.engine.prompts) == calls

@@ -129,7 +129,9 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     infinities, which are not JSON, and for numbers that only an infinity could stand for).
     """
     try:
-        value = json.loads(await read_bytes(request, settings) or b"{}", parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(
+            await read_bytes(request, settings) or b"{}", parse_constant=_no_constant, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the body is not valid JSON") from error
     if not isinstance(value, dict):

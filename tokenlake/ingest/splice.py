@@ -141,7 +141,7 @@ def _probe(
 
     text = common(later, generation=True)
     closing = common([], generation=False)
-    begun = os.path.commonprefix([text, closing])
+    begun = os.path.commonprefix([text, closing])  # noqa: RUF071 - of texts, which is wanted here
     return _Tail(text, begun, whole=begun == closing, exact=not answer.get("tool_calls"))
 
 

@@ -43,8 +43,8 @@ def processed_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> Tens
     """Log-probabilities after temperature, then top_k, then top_p.
 
     `logits` is `[B, V]`, `params` has one entry a row or one for all; the result is float32 `[B, V]`, -inf where
-    filtered. Ties at the top_k border all stay; the token that crosses the top_p mass stays. Temperature 0 (below 1e-5) is greedy:
-    its row is the plain log-softmax, filtered by nothing.
+    filtered. Ties at the top_k border all stay; the token that crosses the top_p mass stays. Temperature 0 (below 1e-5)
+    is greedy: its row is the plain log-softmax, filtered by nothing.
     """
     temperatures = torch.tensor([[p.temperature if _draws(p) else 1.0] for p in params])
     scaled = logits.float() / temperatures
