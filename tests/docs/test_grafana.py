@@ -10,7 +10,20 @@ from tokenlake.api.metrics import Metrics
 
 DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "docs" / "grafana.json").read_text())
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-WORDS = {"sum", "by", "rate", "increase", "histogram_quantile", "le", "mode", "dialect", "cause", "reason", "valid"}
+WORDS = {
+    "sum",
+    "by",
+    "rate",
+    "increase",
+    "histogram_quantile",
+    "le",
+    "mode",
+    "dialect",
+    "cause",
+    "reason",
+    "valid",
+    "error",
+}
 
 
 def asked() -> set[str]:
