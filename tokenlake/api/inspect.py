@@ -34,7 +34,9 @@ def inspect(arguments: argparse.Namespace) -> int:
         rollouts = found.to_arrow_table().to_pylist()
         calls = lake.sql(sql.read("reads/inspect_calls"), [arguments.rollout_id]).to_arrow_table().to_pylist()
         wanted = [group_id, arguments.rollout_id, 0, arguments.tokens]
-        tokens = lake.sql(sql.read("console/tokens"), wanted).to_arrow_table().to_pylist() if arguments.tokens else []
+        tokens: list[Any] = []
+        if arguments.tokens:
+            tokens = lake.sql(sql.read("console/tokens"), wanted).to_arrow_table().to_pylist()
     finally:
         lake.close()
     if not rollouts:

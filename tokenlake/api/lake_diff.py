@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, cast
 
@@ -84,23 +85,23 @@ def diff(arguments: argparse.Namespace) -> int:
 
 def row_differences(a: Row | None, b: Row | None, *, tolerance: float = 0.0) -> Iterator[Difference]:
     """Where two rows differ; one that is absent is `missing`."""
-    names = {"row_a": _name(a), "row_b": _name(b)}
+    differs = partial(Difference, row_a=_name(a), row_b=_name(b))
     if a is None or b is None:
-        yield Difference(**names, what="missing", detail=f"only in {'LAKE_B' if a is None else 'LAKE_A'}")
+        yield differs(what="missing", detail=f"only in {'LAKE_B' if a is None else 'LAKE_A'}")
         return
     for name in _VALUES:
         if a[name] != b[name]:
-            yield Difference(**names, what=name, detail=f"{a[name]} and {b[name]}")
+            yield differs(what=name, detail=f"{a[name]} and {b[name]}")
     for name in _ARRAYS:
         at = _first(a[name], b[name])
         if at is not None:
-            yield Difference(**names, what=name, position=at, detail=f"{len(a[name])} and {len(b[name])} tokens")
+            yield differs(what=name, position=at, detail=f"{len(a[name])} and {len(b[name])} tokens")
     pairs = list(enumerate(zip(a["logprobs"], b["logprobs"], strict=False)))
     apart = [(abs(x - y), at) for at, (x, y) in pairs if not abs(x - y) <= tolerance]
     if apart:
         largest = max(gap for gap, _ in apart)
         count = f"{len(apart)} of {len(pairs)}"
-        yield Difference(**names, what="logprobs", position=apart[0][1], detail=count, delta=largest)
+        yield differs(what="logprobs", position=apart[0][1], detail=count, delta=largest)
 
 
 def _name(row: Row | None) -> str | None:

@@ -1,4 +1,5 @@
--- what: keeps what the records of some groups say, `?1` being one of them; what belongs to no group was said once already
+-- what: keeps what the records of some groups say, `?1` being one of them; what belongs to no group was said once
+--   already
 -- grain: finding
 -- reads: audit_records, tl_found
 INSERT INTO tl_found

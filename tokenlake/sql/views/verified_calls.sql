@@ -98,12 +98,10 @@ WITH joined AS (
             AND (
                 coalesce(len(deltas.weight_version_spans), 0) = 0
                 OR coalesce(
-                    deltas.weight_version_spans[1].start = 0
-                    AND deltas.weight_version_spans[1].version = calls.weight_version
-                    AND deltas.weight_version_spans[-1].version = calls.weight_version_end
-                    AND deltas.weight_version_spans[-1].end = calls.sampled_tokens
-                    AND list_transform(deltas.weight_version_spans[:-2], LAMBDA span: span.end)
-                    = list_transform(deltas.weight_version_spans[2:], LAMBDA span: span.start),
+                    deltas.weight_version_spans[1]['start'] = 0
+                    AND deltas.weight_version_spans[1]['version'] = calls.weight_version
+                    AND deltas.weight_version_spans[-1]['version'] = calls.weight_version_end
+                    AND deltas.weight_version_spans[-1]['end'] = calls.sampled_tokens,
                     FALSE
                 )
             )
