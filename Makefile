@@ -33,7 +33,7 @@ $(STAMP):
 demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ARGS="--groups 2")
 	@$(BIN)/tokenlake demo $(ARGS)
 
-train: $(STAMP) ## GRPO on the embedded model: the reward rises, the ratio at step 0 is 1 (ARGS="--steps 4")
+train: $(STAMP) ## asynchronous GRPO on the embedded model, over captured rows and over text (ARGS="--seeds 3")
 	@$(BIN)/python -m tokenlake.api.demo.train $(ARGS)
 
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")

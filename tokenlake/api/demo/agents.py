@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise MissingExtra("the demo needs the openai package: pip install 'tokenlake[demo]'") from error
 
-__all__ = ["Agent", "Pause", "Slot", "Traffic", "slot_of"]
+__all__ = ["Agent", "Pause", "Slot", "Traffic", "assistant_message", "slot_of", "tool_results"]
 
 _MAX_TOOL_TURNS = 3
 _MAX_TOKENS = 96
@@ -122,21 +122,21 @@ class Agent:
     async def _solve(self, sdk: AsyncOpenAI) -> tuple[str, str]:
         messages = self._opening()
         completion = await self._ask(sdk, messages)
-        messages.append(_assistant(completion))
+        messages.append(assistant_message(completion))
         if self._kind == "fork":
-            side = [*messages, *_tool_results(completion)[0], {"role": "user", "content": SIDE_TASK}]
+            side = [*messages, *tool_results(completion)[0], {"role": "user", "content": SIDE_TASK}]
             await self._ask(sdk, side)
         result = ""
         for _ in range(_MAX_TOOL_TURNS):
-            results, last = _tool_results(completion)
+            results, last = tool_results(completion)
             if not results:
                 break
             result = last
             messages += results
             completion = await self._ask(sdk, messages)
-            messages.append(_assistant(completion))
+            messages.append(assistant_message(completion))
         else:
-            messages += _tool_results(completion)[0]
+            messages += tool_results(completion)[0]
         if self._kind == "compaction":
             summary = SUMMARY_DONE.format(question=self._task.question, result=result or "nothing")
             messages = [
@@ -183,12 +183,12 @@ def slot_of(registered: Mapping[str, Any]) -> Slot:
     )
 
 
-def _assistant(completion: ChatCompletion) -> dict[str, Any]:
+def assistant_message(completion: ChatCompletion) -> dict[str, Any]:
     """The message to echo, as SDK users do it."""
     return completion.choices[0].message.model_dump(exclude_none=True)
 
 
-def _tool_results(completion: ChatCompletion) -> tuple[list[dict[str, Any]], str]:
+def tool_results(completion: ChatCompletion) -> tuple[list[dict[str, Any]], str]:
     """Tool messages for the calls of an answer, and the last result."""
     results: list[dict[str, Any]] = []
     last = ""
