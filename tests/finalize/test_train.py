@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def test_steps_go_on_while_rollouts_do_and_captured_rows_agree_with_their_sample
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-async def test_metrics_that_cannot_be_had_are_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    assert await gate_metrics("http://127.0.0.1:9", "token") == {}
+def test_metrics_that_cannot_be_had_are_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(gate_metrics("http://127.0.0.1:9", "token")) == {}
     assert "training goes on" in caplog.text
 
 

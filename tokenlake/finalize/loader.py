@@ -36,6 +36,7 @@ class RowLoader(IterableDataset[Batch]):
     `pad_id`: what fills the rest of a sequence; None takes the registered model's, else 0. `seed`: shuffles the groups;
     None keeps the order of publication. `purpose`: `train`, `eval`, or None for both. `groups`: these and no others, in
     this order (what a claim gave), shared out by their place in it. `rank`, `world_size`: this process's share.
+    `drop_last`: leave out a last batch of fewer groups; they come in a later pass, with what is published by then.
     `pack_tokens`: pack valid rows into sequences of this many tokens. `token_versions`: fill `weight_versions`.
     `prefetch`: batches made ahead by a thread. Raises `ConfigError` for what does not fit together.
 
@@ -55,6 +56,7 @@ class RowLoader(IterableDataset[Batch]):
         groups: Sequence[str] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        drop_last: bool = False,
         pack_tokens: int | None = None,
         token_versions: bool = False,
         prefetch: int = 0,
@@ -78,6 +80,7 @@ class RowLoader(IterableDataset[Batch]):
         self._groups = None if groups is None else list(groups)
         self._rank = rank
         self._world_size = world_size
+        self._drop_last = drop_last
         self._pack_tokens = pack_tokens
         self._token_versions = token_versions
         self._prefetch = prefetch
@@ -117,6 +120,8 @@ class RowLoader(IterableDataset[Batch]):
                 mine.sort(key=self._shuffled)
             for start in range(0, len(mine), self._groups_per_batch):
                 names = mine[start : start + self._groups_per_batch]
+                if self._drop_last and len(names) < self._groups_per_batch:
+                    return
                 table = source.rows(names)
                 runs = source.versions(names) if self._token_versions else ()
                 if self._pack_tokens is None:
