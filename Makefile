@@ -39,7 +39,7 @@ train: $(STAMP) ## asynchronous GRPO on the embedded model, over captured rows a
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--share 10")
+crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--count 100 --seed 1")
 	@$(BIN)/python -m tests.crash.runner $(ARGS)
 
 lint: $(STAMP) ## format, style, types, layers, SQL

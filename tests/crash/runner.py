@@ -1,7 +1,8 @@
 """Runs the scenario in children that die or meet errors, and checks the lake each of them leaves.
 
-`python -m tests.crash.runner` takes every call (`make crash`); with `--share K` every K-th of them,
-begun at another one for each kind of fault. Prints what was tried; exit 1 with the first lines of each failure.
+`python -m tests.crash.runner` (`make crash`) tries every call with every kind of fault, in an order that a seed gives,
+each kind in turn, until all are tried, `--count` of them, or the time is over. Prints what was tried of what there is;
+exit 1 with the first lines of each failure.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -93,24 +96,31 @@ def attempt(fault: Fault, again: Fault | None = None) -> str | None:
         shutil.rmtree(base)
 
 
-def faults(calls: int, share: int) -> Iterator[tuple[str, Fault, Fault | None]]:
-    """What is tried, by kind."""
+def faults(calls: int, seed: int) -> list[tuple[str, Fault, Fault | None]]:
+    """What is tried, each kind in turn, in the order of a seed."""
     kinds: list[tuple[str, dict[str, Any]]] = [(f"kill, {mode}", {"kind": "kill", "mode": mode}) for mode in MODES]
-    kinds += [("torn write, power", {"kind": "torn", "mode": "process"})]
+    kinds += [("torn write", {"kind": "torn", "mode": "process"})]
     kinds += [(name, {"kind": name}) for name in ERRORS]
     kinds += [("read-only from here on", {"kind": "EROFS", "lasting": True})]
-    for offset, (name, fault) in enumerate(kinds):
-        for at in range(1 + offset % share, calls + 1, share):
-            yield name, Fault(at=at, **fault), None
-    for first in range(calls // 3, calls, calls // 3):
-        for second in range(1, 20, share):
-            yield "kill while starting", Fault(at=first), Fault(at=second, mode="power")
+    order = random.Random(seed)
+    tries: list[list[tuple[str, Fault, Fault | None]]] = []
+    for name, fault in kinds:
+        tries.append([(name, Fault(at=at, **fault), None) for at in order.sample(range(1, calls + 1), calls)])
+    again = [(first, second) for first in range(10, calls, 10) for second in range(1, 20)]
+    tries.append(
+        [
+            ("kill while starting", Fault(at=first), Fault(at=second, mode="power"))
+            for first, second in order.sample(again, len(again))
+        ]
+    )
+    return [each for turn in zip_longest(*tries) for each in turn if each is not None]
 
 
 def main() -> int:
     """Run them all."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=int, default=1)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=1700.0)
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -121,13 +131,15 @@ def main() -> int:
         print(told[-1][-1])
         return 1
     (calls,) = [rest[0] for kind, *rest in told if kind == "calls"]
+    every = faults(calls, arguments.seed)
     counts: Counter[str] = Counter()
+    points: set[int] = set()
     broken: list[str] = []
-    for name, fault, again in faults(calls, arguments.share):
+    for name, fault, again in every[: arguments.count]:
         if time.monotonic() - began > arguments.limit_s:
-            broken.append("the time was not enough")
             break
         counts[name] += 1
+        points.add(fault.at)
         wrong = attempt(fault, again)
         if wrong is not None:
             broken.append(f"{name}: {wrong}")
@@ -138,10 +150,10 @@ def main() -> int:
                 sep="\n    ",
                 flush=True,
             )
-    print(f"{calls} calls change a file")
+    print(f"{len(points)} of {calls} calls that change a file, {counts.total()} of {len(every)} faults, by kind:")
     for name, count in counts.items():
         print(f"{count:5} {name}")
-    print(f"{sum(counts.values())} faults, {len(broken)} failures, {time.monotonic() - began:.0f} s")
+    print(f"seed {arguments.seed}, {len(broken)} failures, {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 KILLED = 137
-MODES = ("process", "power", "reordered")
-"""What a kill loses: nothing; all that is not synced; bytes that are not synced, while names are kept."""
+MODES = ("process", "power", "reordered", "zeroed")
+"""What a kill loses: nothing; all that is not synced; bytes that are not synced, while names are kept; the same, with
+zeros in their place."""
 
 _NAMES = ("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink", "mkdir")
 _CREATES = os.O_CREAT
@@ -83,7 +84,7 @@ class Shim:
                 self._die()
             elif fault.kind == "torn":
                 if name == "write":
-                    self._real["write"](first, rest[0][: max(1, len(rest[0]) // 2)])
+                    self._real["write"](first, rest[0][: 1 + now * 7919 % len(rest[0])])
                 self._die()
             elif fault.kind == "short":
                 if name == "write" and len(rest[0]) > 1:
@@ -145,7 +146,10 @@ class Shim:
         if self.fault.mode != "process":
             for path, size in self._synced.items():
                 if os.path.exists(path) and os.path.getsize(path) > size and not path.endswith(".lock"):
+                    length = os.path.getsize(path)
                     os.truncate(path, size)
+                    if self.fault.mode == "zeroed":
+                        os.truncate(path, length)
         if self.fault.mode == "power":
             for _, undo in reversed(self._undo):
                 undo()

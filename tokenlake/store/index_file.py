@@ -30,7 +30,7 @@ def open_index(root: Path) -> Index:
             kept = _move_aside(root)
             _log.warning("%s of %s cannot be used (%s): kept as %s, and built anew", _NAME, root, _line(error), kept)
             return _opened(root, str(root / _NAME))
-    except duckdb.IOException as error:
+    except duckdb.Error as error:
         return memory_index(root, error)
 
 

@@ -23,6 +23,7 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter, read_place, segment_name
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
+from tokenlake.store.index import Index
 from tokenlake.store.index_file import memory_index, open_index, remove_index
 from tokenlake.store.lineage import LineageLog
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock, check_process
@@ -61,9 +62,10 @@ class OwnedLake:
         """How much of the disk stays free; nothing unless its `floor` is set."""
         try:
             self._open(create, segment_max_bytes, segment_max_elements)
-        except OSError as error:
+        except (OSError, duckdb.Error) as error:
             raise StorageFailed(
-                f"lake {self.path} could not be opened: {error}: check the disk, then start again", errno=error.errno
+                f"lake {self.path} could not be opened: {error}: check the disk, then start again",
+                errno=getattr(error, "errno", None),
             ) from error
 
     def _open(self, create: bool, segment_max_bytes: int, segment_max_elements: int) -> None:
@@ -157,7 +159,7 @@ class OwnedLake:
         self._check()
         if not (self.path / segment_name(place)).exists():
             known = (place.writer, place.segment, place.byte_offset, place.batch_row)
-            con = self._index.cursor(query="")
+            con = self._cursor(query="")
             try:
                 moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
             finally:
@@ -175,7 +177,7 @@ class OwnedLake:
             if found is not None:
                 return found
         self._refresh([writer.name for writer in writers if writer.knows_all])
-        con = self._index.cursor(query=sql.read("index/find_delta"))
+        con = self._cursor(query=sql.read("index/find_delta"))
         try:
             row = con.execute(sql.read("index/find_delta"), [rollout_id, attempt, call_id]).fetchone()
         finally:
@@ -208,12 +210,12 @@ class OwnedLake:
         have the views that this text names, which is quicker.
         """
         self.refresh()
-        return self._index.cursor(groups, query=query)
+        return self._cursor(groups, query=query)
 
     def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
         """A DuckDB relation of one query over the refreshed lake. Raises `QueryError`."""
         self.refresh()
-        return run_query(self._index.cursor(query=query), query, params)
+        return run_query(self._cursor(query=query), query, params)
 
     def refresh(self) -> None:
         """Take what was written since the last refresh into the index."""
@@ -230,13 +232,18 @@ class OwnedLake:
         self.refresh()
         if not self._compactor().worth(min_records):
             return Compaction()
+        index = self._index
         lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
         try:
             with self._compacting:
                 for writer in list(self._writers.values()):
                     writer.roll()
                 self.refresh()
+                index = self._index
                 return self._compactor().run()
+        except duckdb.Error as error:
+            self._go_on_in_memory(index, error)
+            raise StorageFailed(f"{self._what} was not compacted: its index could not be written; try again") from error
         finally:
             lock.release()
 
@@ -276,13 +283,25 @@ class OwnedLake:
         try:
             index.refresh(skip=skip)
         except duckdb.Error as error:
-            with self._mutex:
-                if self._index is index:
-                    self._index = memory_index(self.path, error)
-                    index.close()
+            self._go_on_in_memory(index, error)
+
+    def _cursor(self, groups: Sequence[str] | None = None, *, query: str | None = None) -> duckdb.DuckDBPyConnection:
+        """A connection to the index, for whose views the disk may be written to as well."""
+        index = self._index
+        try:
+            return index.cursor(groups, query=query)
+        except duckdb.Error as error:
+            self._go_on_in_memory(index, error)
+            return self._index.cursor(groups, query=query)
+
+    def _go_on_in_memory(self, index: Index, error: duckdb.Error) -> None:
+        with self._mutex:
+            if self._index is index:
+                self._index = memory_index(self.path, error)
+                index.close()
 
     def _folded(self, name: str, params: list[Any]) -> list[dict[str, Any]]:
-        con = self._index.cursor(query="")
+        con = self._cursor(query="")
         try:
             table = con.sql(sql.read(name), params=params).to_arrow_table()
         finally:
