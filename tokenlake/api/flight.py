@@ -1,9 +1,8 @@
-"""One admitted call on its way, and the prompt it is given."""
+"""One admitted call on its way."""
 
 from __future__ import annotations
 
 import time
-from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +10,8 @@ from tokenlake.api.dialects.dialect import Dialect, ModelRequest
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.sink import Sink
 from tokenlake.ids import mint_call_id, split_rollout_id
-from tokenlake.ingest.resolve import Cause, Node
 
-__all__ = ["Flight", "Prompt"]
+__all__ = ["Flight"]
 
 
 @dataclass(slots=True, eq=False)
@@ -58,15 +56,3 @@ class Flight:
             "attempt": self.attempt.attempt,
             "call_id": self.call_id,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the engine is given."""
-
-    ids: array[int]
-    parent: Node | None
-    prefix: bytes
-    """The parent's whole sequence as raw int32; empty of a root."""
-    cause: Cause | None
-    """Why it is a root; None with a parent."""

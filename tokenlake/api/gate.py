@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from tokenlake.api.answers import Answers, served_finish
 from tokenlake.api.control import Control
 from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
 from tokenlake.api.errors_http import INTERNAL
-from tokenlake.api.flight import Flight, Prompt
+from tokenlake.api.flight import Flight
 from tokenlake.api.metrics import Metrics
-from tokenlake.api.prompter import Prompter
 from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
@@ -37,12 +38,15 @@ from tokenlake.errors import (
 )
 from tokenlake.ids import mint_call_id
 from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
-from tokenlake.ingest.fingerprint import trace
-from tokenlake.ingest.messages import Conversation
+from tokenlake.ingest.fingerprint import History, trace
+from tokenlake.ingest.messages import Conversation, to_messages
+from tokenlake.ingest.prompter import Prompt, Prompter
+from tokenlake.ingest.resolve import Cause, Node, Resolution
 
 __all__ = ["Gate"]
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 _ABORTED = "the generation was aborted: send the call again"
 
 
@@ -104,8 +108,8 @@ class Gate:
     async def plain(self, request: ModelRequest, sink: Sink | None) -> Answer:
         """A call outside every rollout: nothing of it is kept."""
         request = self._pinned(request)
-        prompt = await asyncio.to_thread(self._prompter.build, request.conversation, None, None)
-        head = self._head(mint_call_id(), prompt)
+        prompt = await self._prompt(request.conversation, None, None)
+        head = self._head(mint_call_id(), len(prompt.ids))
         try:
             generation = await self._sample(request, prompt, head, sink)
         except TimeoutError as error:
@@ -120,7 +124,7 @@ class Gate:
         """Tokens of the prompt that a call with this conversation would have now; nothing of it is kept."""
         found = None if attempt is None else attempt.lineage.resolve(trace(conversation))
         parent = found and found.parent
-        prompt = await asyncio.to_thread(self._prompter.build, conversation, parent, found and found.cause)
+        prompt = await self._prompt(conversation, parent, found and found.cause)
         return len(prompt.ids)
 
     async def client_gone(self, flight: Flight) -> None:
@@ -130,7 +134,7 @@ class Gate:
         if not flight.gone:
             return
         if flight.phase == "generating":
-            await self._engine.abort(flight.call_id)
+            await self._abort(flight.call_id)
         elif flight.phase == "done":
             await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
 
@@ -194,30 +198,7 @@ class Gate:
     async def _answered(self, flight: Flight) -> Answer:
         flight.request = self._pinned(flight.request)
         history = trace(flight.request.conversation)
-        found = flight.attempt.lineage.resolve(history)
-        conversation = flight.request.conversation
-        try:
-            prompt = await asyncio.to_thread(self._prompter.build, conversation, found.parent, found.cause)
-        except InvalidInput as error:
-            raise await self._recorder.unanswered(flight, "refused", error) from error
-        except TokenlakeError as error:
-            raise await self._recorder.unanswered(flight, _reason(error), error) from error
-        head = self._head(flight.call_id, prompt)
-        try:
-            generation = await self._generate(flight, prompt, head)
-        except ContextOverflow:
-            # The dialect's answer to a full context: an empty turn that stopped for length.
-            empty = AssistantTurn(content=None, reasoning=None, tool_calls=[])
-            answer = Answer(head=head, turn=empty, finish_reason="length", completion_tokens=0)
-            flight.phase = "committing"
-            await self._recorder.overflow(flight, history, prompt, answer)
-        else:
-            answer = self._answer(head, generation)
-            flight.phase = "committing"
-            if flight.sink is not None and not flight.sink.holds(answer.turn):
-                broken = EngineFailed("the engine streamed another text than it ended with")
-                raise await self._recorder.unanswered(flight, "stream_contradicted", broken)
-            await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
+        answer = await self._captured(flight, history, flight.attempt.lineage.resolve(history))
         flight.phase = "done"
         if flight.gone:
             await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
@@ -225,15 +206,48 @@ class Gate:
         self._metrics.overhead.observe(time.monotonic() - flight.started - flight.engine_s)
         return answer
 
-    async def _generate(self, flight: Flight, prompt: Prompt, head: Head) -> Generation:
+    async def _captured(self, flight: Flight, history: History, found: Resolution) -> Answer:
+        """From the parent to the committed answer."""
+        try:
+            prompt = await self._prompt(flight.request.conversation, found.parent, found.cause)
+        except InvalidInput as error:
+            raise await self._recorder.unanswered(flight, "refused", error) from error
+        except TokenlakeError as error:
+            raise await self._recorder.unanswered(flight, _reason(error), error) from error
+        head = self._head(flight.call_id, len(prompt.ids))
+        try:
+            generation = await self._generate(
+                flight, lambda: self._sample(flight.request, prompt, head, flight.sink), lambda made: made.finish_reason
+            )
+        except ContextOverflow:
+            answer = _overflow(head)
+            flight.phase = "committing"
+            await self._recorder.overflow(flight, history, prompt, answer)
+        else:
+            answer = self._answer(head, generation)
+            await self._ended(flight, answer)
+            await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
+        return answer
+
+    async def _ended(self, flight: Flight, answer: Answer) -> None:
+        """Generation is over; what was streamed of it must be how it begins."""
+        flight.phase = "committing"
+        if flight.sink is not None and not flight.sink.holds(answer.turn):
+            broken = EngineFailed("the engine streamed another text than it ended with")
+            raise await self._recorder.unanswered(flight, "stream_contradicted", broken)
+
+    async def _generate(
+        self, flight: Flight, run: Callable[[], Awaitable[T]], finish_reason: Callable[[T], str | None]
+    ) -> T:
+        """What the engine makes of a call; whatever else becomes of it is recorded and raised."""
         if flight.gone:
             raise await self._recorder.unanswered(flight, "client_disconnected", EngineFailed("the client went away"))
         flight.phase = "generating"
         began = time.monotonic()
         try:
-            generation = await self._sample(flight.request, prompt, head, flight.sink)
+            made = await run()
         except TimeoutError as error:
-            await self._engine.abort(flight.call_id)
+            await self._abort(flight.call_id)
             raise await self._recorder.unanswered(flight, "deadline", self._too_late()) from error
         except ValueError as error:
             raise await self._recorder.unanswered(flight, "refused", InvalidInput(str(error))) from error
@@ -243,10 +257,17 @@ class Gate:
             raise await self._recorder.unanswered(flight, _reason(error), error) from error
         finally:
             flight.engine_s = time.monotonic() - began
-        if generation.finish_reason == "abort":
+        if finish_reason(made) == "abort":
             reason = "client_disconnected" if flight.gone else "engine_aborted"
             raise await self._recorder.unanswered(flight, reason, EngineFailed(_ABORTED))
-        return generation
+        return made
+
+    async def _abort(self, call_id: str) -> None:
+        await self._engine.abort(call_id)
+
+    async def _prompt(self, conversation: Conversation, parent: Node | None, cause: Cause | None) -> Prompt:
+        messages = to_messages(conversation.turns)
+        return await asyncio.to_thread(self._prompter.build, messages, conversation.tools, parent, cause)
 
     async def _sample(self, request: ModelRequest, prompt: Prompt, head: Head, sink: Sink | None) -> Generation:
         if sink is not None:
@@ -258,9 +279,9 @@ class Gate:
     def _too_late(self) -> Deadline:
         return Deadline(f"no answer within {self._settings.call_deadline_s:g} s")
 
-    def _head(self, call_id: str, prompt: Prompt) -> Head:
+    def _head(self, call_id: str, prompt_tokens: int) -> Head:
         now = int(time.time())
-        return Head(call_id=call_id, model=self._engine.name, created=now, prompt_tokens=len(prompt.ids))
+        return Head(call_id=call_id, model=self._engine.name, created=now, prompt_tokens=prompt_tokens)
 
     def _pinned(self, request: ModelRequest) -> ModelRequest:
         """The request as it is sampled: nothing that a harness asks for changes a pinned distribution."""
@@ -275,6 +296,12 @@ class Gate:
             stop_sequence=generation.stop_sequence,
             completion_tokens=len(generation.token_ids),
         )
+
+
+def _overflow(head: Head) -> Answer:
+    """The dialect's answer to a full context: an empty turn that stopped for length."""
+    empty = AssistantTurn(content=None, reasoning=None, tool_calls=[])
+    return Answer(head=head, turn=empty, finish_reason="length", completion_tokens=0)
 
 
 def _reason(error: TokenlakeError) -> str:

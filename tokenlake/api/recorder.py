@@ -17,10 +17,9 @@ from typing import Any, cast
 from tokenlake.api.answers import answer_detail
 from tokenlake.api.control import UNDELIVERED, Control
 from tokenlake.api.dialects.dialect import Answer
-from tokenlake.api.flight import Flight, Prompt
+from tokenlake.api.flight import Flight
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.metrics import Metrics
-from tokenlake.api.prefixes import Prefixes
 from tokenlake.api.rollouts import Attempt
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
 from tokenlake.ids import split_rollout_id
@@ -28,6 +27,8 @@ from tokenlake.ingest.capture import CaptureCore, ParentLink
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Generation
 from tokenlake.ingest.fingerprint import History
+from tokenlake.ingest.prefixes import Prefixes
+from tokenlake.ingest.prompter import Origin, Prompt
 from tokenlake.ingest.resolve import UNRESOLVED, Cause, since
 from tokenlake.store.space import FreeSpace
 
@@ -75,23 +76,29 @@ class Recorder:
         where lineage takes neither the call nor its failure.
         """
         coords = await asyncio.to_thread(self._stage, flight, prompt, generation, logprob_mode)
+        if await self.commit(flight, history, prompt, answer, coords):
+            self._remember(flight, prompt, generation)
+
+    async def commit(self, flight: Flight, history: History, origin: Origin, answer: Answer, coords: Coords) -> bool:
+        """Commit a call by what its capture answered; whether it was. Raises as `capture` does."""
         reason = coords.reason
         if coords.disposition != "capture_failed":
-            reason = _contradiction(coords, flight, prompt, len(generation.token_ids))
+            reason = _contradiction(coords, flight, origin, answer)
         if reason is None and not self._takes_commits(flight.attempt):
             error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
             raise await self.unanswered(flight, "late", error)
         if reason is None:
-            event = self._event(flight, history, prompt, answer) | coords.columns()
+            event = self._event(flight, history, origin, answer) | coords.columns()
             try:
-                await self._ledger.commit({**event, "reason": prompt.cause})
+                await self._ledger.commit({**event, "reason": origin.cause})
             except Conflict:
                 reason = "call_id_conflict"
             except StorageFailed:
                 reason = "commit_failed"
             else:
-                self._committed(flight, prompt, generation, coords)
-                return
+                self._metrics.committed(coords.mode, flight.dialect.name, origin.cause)
+                self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
+                return True
         self._metrics.capture_failures.labels(reason).inc()
         if self._control.policy.get("on_capture_failure") == "abort":
             refused = CaptureFailed("this call could not be captured and was discarded", reason=reason)
@@ -101,11 +108,12 @@ class Recorder:
             )
             raise refused
         await self._failed(flight, reason, answered=True)
+        return False
 
-    async def overflow(self, flight: Flight, history: History, prompt: Prompt, answer: Answer) -> None:
+    async def overflow(self, flight: Flight, history: History, origin: Origin, answer: Answer) -> None:
         """Write down a call whose prompt left no room and that is answered with an empty turn."""
-        event = self._event(flight, history, prompt, answer)
-        parent = prompt.parent and prompt.parent.call_id
+        event = self._event(flight, history, origin, answer)
+        parent = origin.parent and origin.parent.call_id
         await self._ledger.append(
             {**event, "event_type": "call_overflowed", "parent_call_id": parent, "finish_reason": "length"}
         )
@@ -165,9 +173,7 @@ class Recorder:
                 weight_version_spans=generation.weight_version_spans,
             )
 
-    def _committed(self, flight: Flight, prompt: Prompt, generation: Generation, coords: Coords) -> None:
-        self._metrics.committed(coords.mode, flight.dialect.name, prompt.cause)
-        self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
+    def _remember(self, flight: Flight, prompt: Prompt, generation: Generation) -> None:
         call = flight.attempt.calls.get(flight.call_id)
         if call is None:
             return
@@ -179,14 +185,14 @@ class Recorder:
         self._prefixes.put(call.node, sequence)
         self._metrics.evictions.set(self._prefixes.evictions)
 
-    def _event(self, flight: Flight, history: History, prompt: Prompt, answer: Answer) -> dict[str, Any]:
+    def _event(self, flight: Flight, history: History, origin: Origin, answer: Answer) -> dict[str, Any]:
         after = history.answered(flight.dialect.turn(answer))
         detail: Mapping[str, Any] = {
             "preamble": after.preamble.hex(),
             "turns": after.turns,
-            "reasoning": [(turn, digest.hex()) for turn, digest in since(after, prompt.parent)] or None,
-            "seed": history.fingerprint.hex() if prompt.cause == "seeded" else None,
-            "poison": "unresolved_parent" if self._poisons(prompt.cause) else None,
+            "reasoning": [(turn, digest.hex()) for turn, digest in since(after, origin.parent)] or None,
+            "seed": history.fingerprint.hex() if origin.cause == "seeded" else None,
+            "poison": "unresolved_parent" if self._poisons(origin.cause) else None,
             "answer": answer_detail(answer.turn),
             "stop_sequence": answer.stop_sequence,
         }
@@ -227,14 +233,14 @@ class Recorder:
         return cause in UNRESOLVED and action == "poison"
 
 
-def _contradiction(coords: Coords, flight: Flight, prompt: Prompt, sampled: int) -> str | None:
+def _contradiction(coords: Coords, flight: Flight, origin: Origin, answer: Answer) -> str | None:
     """Whether the coordinates are of the call that was asked for."""
-    parent = prompt.parent
+    parent, sampled = origin.parent, answer.completion_tokens
     attempt = flight.attempt
     asked = (
         *(attempt.rollout_id, attempt.attempt, flight.call_id),
         *((None, 0) if parent is None else (parent.call_id, parent.cum_len)),
-        *(len(prompt.ids) + sampled, sampled),
+        *(answer.head.prompt_tokens + sampled, sampled),
     )
     given = (
         *(coords.rollout_id, coords.attempt, coords.call_id, coords.parent_call_id, coords.prev_len),

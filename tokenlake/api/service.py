@@ -23,8 +23,6 @@ from tokenlake.api.ledger import Ledger
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.limits import Limits, Slots
 from tokenlake.api.metrics import Metrics
-from tokenlake.api.prefixes import Prefixes
-from tokenlake.api.prompter import Prompter
 from tokenlake.api.publisher import Publisher
 from tokenlake.api.queries import fetch
 from tokenlake.api.receipts import entry_of, rollout_state
@@ -39,6 +37,8 @@ from tokenlake.finalize.publish import set_policy
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.engine import Engine
+from tokenlake.ingest.prefixes import Prefixes
+from tokenlake.ingest.prompter import Prompter
 from tokenlake.store.lake import OwnedLake
 
 __all__ = ["Service"]
@@ -116,7 +116,7 @@ class Service:
         self.gate = Gate(
             control=self.control,
             engine=engine,
-            prompter=Prompter(engine, self.prefixes, self.metrics),
+            prompter=Prompter(engine, self.prefixes, self.metrics.digest_failures.inc),
             recorder=self.recorder,
             answers=Answers(self._events, engine.name, self.settings.answer_cache),
             metrics=self.metrics,
