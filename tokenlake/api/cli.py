@@ -19,6 +19,8 @@ from tokenlake.errors import TokenlakeError
 __all__ = ["main"]
 
 _OK, _REFUSED = 0, 2
+_WORKER = "tokenlake.ingest.vllm.launcher:run"
+"""The one command that takes arguments of another program."""
 
 
 def _lake(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the service")
     serve.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="a policy of the lake")
+
+    worker = command("worker", _WORKER, "vLLM that captures what it samples")
+    worker.allow_abbrev = False
+    _lake(worker)
+    worker.add_argument("--worker-id", default="worker-0", metavar="ID", help="also names its deltas (default: worker-0)")
+    worker.add_argument("--prefix-cache-bytes", type=int, default=67_108_864, help="memory for parents' exact ids")
 
     imported = command(
         "import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing"
@@ -143,7 +151,10 @@ def _command(entry: str) -> Callable[[argparse.Namespace], int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, arguments.rest = parser.parse_known_args(argv)
+    if arguments.rest and arguments.run != _WORKER:
+        parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
     try:
         return _command(arguments.run)(arguments)
     except TokenlakeError as error:

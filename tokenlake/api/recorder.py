@@ -182,7 +182,7 @@ class Recorder:
         except TypeError:
             # Ids that came as text are read back from the lake when they are needed.
             return
-        self._prefixes.put(call.node, sequence)
+        self._prefixes.put(call.node.parent, call.node.chain_hash, sequence)
         self._metrics.evictions.set(self._prefixes.evictions)
 
     def _event(self, flight: Flight, history: History, origin: Origin, answer: Answer) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
 
 from tokenlake.errors import CaptureFailed
 from tokenlake.store.delta import Place, Sampling
 
-__all__ = ["CAPTURE_FAILURES", "Coords", "failure"]
+__all__ = ["CAPTURE_FAILURES", "Coords", "failure", "place_of"]
 
 CAPTURE_FAILURES = (
     "choices_invalid",
@@ -32,6 +34,11 @@ CAPTURE_FAILURES = (
     "already_completed",
 )
 """Why a capture can fail; the closed list that is counted."""
+_DISPOSITIONS = ("staged", "capture_failed")
+_WHOLE = ("attempt", "prev_len", "delta_len", "cum_len", "sampled_tokens")
+_VERSIONS = ("depth", "weight_version", "weight_version_end")
+_WRITER = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_DIGESTS = ("digest", "chain_hash", "extras_digest", "prompt_digest")
 
 
 def failure(reason: str) -> CaptureFailed:
@@ -65,6 +72,27 @@ class Coords:
     extras_digest: bytes | None = None
     prompt_digest: bytes | None = None
     place: Place | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a worker sends it: digests in hexadecimal."""
+        return {name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """What a worker sent; raises `ValueError` for what is no coordinates."""
+        given = dict(body)
+        try:
+            given |= {name: None if given[name] is None else _digest(given[name]) for name in _DIGESTS}
+            given["place"] = None if given["place"] is None else place_of(given["place"])
+            given["sampling"] = tuple(given["sampling"])
+            made = cls(**given)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no coordinates: {error}") from error
+        whole = [getattr(made, name) for name in _WHOLE]
+        whole += [value for name in _VERSIONS if (value := getattr(made, name)) is not None]
+        if not all(type(value) is int and value >= 0 for value in whole) or made.disposition not in _DISPOSITIONS:
+            raise ValueError("no coordinates: a number or the disposition is wrong")
+        return made
 
     def columns(self) -> dict[str, Any]:
         """The `LINEAGE` columns of a `call_committed` event that come from the capture."""
@@ -102,3 +130,19 @@ class Coords:
                 "batch_row": self.place.batch_row,
             }
         return columns
+
+
+def place_of(body: Mapping[str, Any]) -> Place:
+    """A place as it travels; raises `ValueError` or `TypeError` for what is none, also for a folder of no writer."""
+    place = Place(**body)
+    numbers = (place.segment, place.byte_offset, place.byte_length, place.batch_row)
+    if _WRITER.fullmatch(place.writer) is None or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a place is malformed")
+    return place
+
+
+def _digest(text: str) -> bytes:
+    digest = bytes.fromhex(text)
+    if len(digest) != 32:
+        raise ValueError("no coordinates: a digest has another length")
+    return digest

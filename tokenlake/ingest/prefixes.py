@@ -41,12 +41,12 @@ class Prefixes:
         self.reads = 0
         """How many deltas were read back."""
 
-    def put(self, node: Node, sequence: bytes) -> None:
-        """Remember the whole sequence of a call that was just committed."""
+    def put(self, parent: Node | None, chain_hash: bytes, sequence: bytes) -> None:
+        """Remember the whole sequence of a call that was just staged, in its parent's place."""
         with self._lock:
-            if node.parent is not None:
-                self._drop(node.parent.chain_hash)
-            self._keep(node.chain_hash, sequence)
+            if parent is not None:
+                self._drop(parent.chain_hash)
+            self._keep(chain_hash, sequence)
 
     def get(self, node: Node) -> bytes:
         """The whole sequence of a call. Reads disk: call it in a thread.

@@ -80,3 +80,7 @@ class Prompter:
             why = f"the chat template cannot express this conversation: {error}"
             raise InvalidInput(why, field="messages") from error
         return Prompt(None, cause, ids, b"")
+
+    def remember(self, prompt: Prompt, chain_hash: bytes, sequence: bytes) -> None:
+        """Keep the whole sequence of a call with this prompt that was just staged: the next turn starts with it."""
+        self._prefixes.put(prompt.parent, chain_hash, sequence)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from tokenlake import sql
 from tokenlake.store import functions, guard, views
-from tokenlake.store.delta import DeltaId, Place
-from tokenlake.store.deltas import segment_name
+from tokenlake.store.delta import Delta, DeltaId, Place
+from tokenlake.store.deltas import read_place, segment_name
 from tokenlake.store.fetch import Fetcher
 from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
@@ -116,6 +116,19 @@ class Index:
             self._stamps = change.stamps
             self._compacted = {}
             return change.partial
+
+    def read_delta(self, place: Place) -> Delta:
+        """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
+        if not (self.root / segment_name(place)).exists():
+            known = (place.writer, place.segment, place.byte_offset, place.batch_row)
+            con = self.cursor(query="")
+            try:
+                moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
+            finally:
+                con.close()
+            if moved is not None:
+                place = Place(**dict(zip(PLACE.names, moved, strict=True)))
+        return read_place(self.maps, place)
 
     def _moved(self, key: DeltaId, name: str) -> Place | None:
         """Where a record lies whose segment was compacted since the last refresh, so that a query sees one state."""

@@ -20,7 +20,7 @@ from tokenlake import sql
 from tokenlake.errors import StorageFailed, TokenlakeError
 from tokenlake.store.compact import Compaction, Compactor
 from tokenlake.store.delta import Delta, Place
-from tokenlake.store.deltas import DeltaWriter, read_place, segment_name
+from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
 from tokenlake.store.index import Index
@@ -157,16 +157,7 @@ class OwnedLake:
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
         self._check()
-        if not (self.path / segment_name(place)).exists():
-            known = (place.writer, place.segment, place.byte_offset, place.batch_row)
-            con = self._cursor(query="")
-            try:
-                moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
-            finally:
-                con.close()
-            if moved is not None:
-                place = Place(**dict(zip(PLACE.names, moved, strict=True)))
-        return read_place(self._index.maps, place)
+        return self._index.read_delta(place)
 
     def find_delta(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
         """(place, digest) of the delta with this key, of any writer, or None."""

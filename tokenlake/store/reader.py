@@ -17,6 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake.errors import TokenlakeError
+from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
 from tokenlake.store.query import fetch_table, run_query
@@ -60,6 +61,12 @@ class Lake:
         With `groups` the relations hold only these groups and what belongs to none: one group costs one group.
         """
         return self._index(locked=False).cursor(groups)
+
+    def read_delta(self, place: Place) -> Delta:
+        """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
+        index = self._index(locked=False)
+        index.refresh()
+        return index.read_delta(place)
 
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""

@@ -16,6 +16,7 @@ from typing import Any, cast
 from tokenlake.errors import EngineFailed
 from tokenlake.ingest.engine import FinishReason, Generation, SamplingParams
 from tokenlake.ingest.upstream.facts import Route
+from tokenlake.ingest.versions import stamped
 
 __all__ = ["PATHS", "read_generation", "sampling_body"]
 
@@ -72,15 +73,15 @@ def read_generation(route: Route, body: Mapping[str, Any], prompt: Sequence[int]
         spans = _spans(choice.get("weight_versions"))
     except ValueError:
         spans, fault = [], fault or "versions_invalid"
-    known = [span for span in spans if span[0] is not None]
+    versions = stamped(spans)
     generation = Generation(
         token_ids=ids or [],
         logprobs=cast("list[float]", logprobs or []),
         finish_reason=finish if finish in _FINISHED else "stop",
         text=text,
-        weight_version=spans[0][0] if spans else None,
-        weight_version_end=spans[-1][0] if spans else None,
-        weight_version_spans=cast("list[tuple[int, int, int]]", known) if known and known == spans else None,
+        weight_version=versions.first,
+        weight_version_end=versions.last,
+        weight_version_spans=versions.spans,
         stop_sequence=stop if isinstance(stop := choice.get("stop_reason"), str) else None,
         fault=fault,
     )
@@ -140,19 +141,14 @@ def _fault_of_usage(usage: object, prompt: int, sampled: int) -> str | None:
     return None if said == (prompt, sampled) else "usage_mismatch"
 
 
-def _spans(value: object) -> list[tuple[int | None, int, int]]:
-    """`(version, start, end)`; a label that is no whole number is an unknown version. ValueError for another shape."""
+def _spans(value: object) -> list[tuple[object, int, int]]:
+    """`(label, start, end)`; ValueError for another shape."""
     if value is None:
         return []
     try:
-        return [(_version(item["version"]), int(item["start"]), int(item["end"])) for item in cast("list[Any]", value)]
+        return [(item["version"], int(item["start"]), int(item["end"])) for item in cast("list[Any]", value)]
     except (TypeError, KeyError) as error:
         raise ValueError("no weight version spans") from error
-
-
-def _version(label: object) -> int | None:
-    text = str(label)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _ended_by(generation: Generation, stop_reason: object) -> int | None:

@@ -30,7 +30,7 @@ class UpstreamTemplate:
     """Renders, encodes and decodes; safe to share between threads."""
 
     def __init__(self, model: str, ask: Ask) -> None:
-        self._model = model
+        self.model = model
         self._ask = ask
         self._kept: OrderedDict[bytes, tuple[dict[str, Any], int]] = OrderedDict()
         self._size = 0
@@ -76,7 +76,7 @@ class UpstreamTemplate:
         return cast("list[int]", tokens)
 
     def _cached(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        whole = {"model": self._model, **body}
+        whole = {"model": self.model, **body}
         written = json.dumps([path, whole], ensure_ascii=False)
         if len(written) > _LARGEST:
             return self._ask(path, whole)

@@ -1,0 +1,98 @@
+"""One call's view of vLLM's engine: what it samples is taken as the engine says it, and staged before it is let on.
+
+Whatever a parser makes of the text later, and whether it is streamed, the ids and log-probabilities are the engine's
+own output. The last piece of an answer is held back until the record is durable, so nothing ends that is not staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.exceptions import RetryableRequestError
+
+from tokenlake.ingest.coords import Coords
+from tokenlake.ingest.prompter import Prompt
+from tokenlake.ingest.versions import Versions, stamped
+
+__all__ = ["RecordedEngine", "Sampled"]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What one generation has sampled so far."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] | None = field(default_factory=list[float])
+    """None once the engine gave a token without one."""
+    finish_reason: str | None = None
+    versions: Versions = Versions(None, None, None)
+    fault: str | None = None
+    """Why what the engine said cannot be captured: one of `CAPTURE_FAILURES`."""
+
+
+class RecordedEngine:
+    """vLLM's `EngineClient` for one captured call; everything but `generate` is the engine's own.
+
+    `stage` makes the record durable and runs in a thread; a client that goes away meanwhile does not cut it short.
+    """
+
+    def __init__(self, engine: Any, prompt: Prompt, stage: Callable[[Sampled], Coords]) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._stage = stage
+        self.coords: Coords | None = None
+        """Where the call was staged, or why not; None until its generation has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> AsyncGenerator[Any]:
+        """As the engine's, with the last output held back until the call is staged.
+
+        Raises `RetryableRequestError` (503) for a generation that was aborted and for a record that broke.
+        """
+        if list(prompt.get("prompt_token_ids") or ()) != self._prompt.ids.tolist():
+            raise RetryableRequestError("the serving layer changed the prompt of a captured call")
+        params = sampling_params.clone()
+        if params.logprobs is None:
+            params.logprobs = 0
+        sampled = Sampled()
+        async with contextlib.aclosing(self._engine.generate(prompt, params, request_id, **more)) as outputs:
+            async for output in outputs:
+                self._take(output, sampled)
+                if output.finished:
+                    if sampled.finish_reason == "abort":
+                        raise RetryableRequestError("the generation was aborted: send the call again")
+                    if sampled.finish_reason != "error":
+                        staging = asyncio.ensure_future(asyncio.to_thread(self._stage, sampled))
+                        self.coords = await asyncio.shield(staging)
+                yield output
+
+    def _take(self, output: Any, sampled: Sampled) -> None:
+        if len(output.outputs) != 1 or output.outputs[0].index != 0:
+            sampled.fault = "choices_invalid"
+        if output.prompt_token_ids is not None and list(output.prompt_token_ids) != self._prompt.ids.tolist():
+            sampled.fault = "prompt_ids_differ"
+        for piece in output.outputs[:1]:
+            ids = list(piece.token_ids)
+            found = _logprobs(piece.logprobs, ids)
+            sampled.token_ids += ids
+            sampled.logprobs = None if found is None or sampled.logprobs is None else sampled.logprobs + found
+            if piece.finish_reason is not None:
+                sampled.finish_reason = piece.finish_reason
+                spans = piece.weight_versions or ()
+                sampled.versions = stamped([(span.version, span.start, span.end) for span in spans])
+
+
+def _logprobs(positions: Any, ids: list[int]) -> list[float] | None:
+    """The log-probability of each id; None where one is missing."""
+    if not ids:
+        return []
+    if positions is None or len(positions) != len(ids):
+        return None
+    found = [(position or {}).get(token) for position, token in zip(positions, ids, strict=True)]
+    return None if None in found else [entry.logprob for entry in found]

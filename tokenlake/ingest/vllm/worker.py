@@ -1,0 +1,180 @@
+"""A capture worker: renders, splices, samples and stages one call, and answers text and coordinates.
+
+It stands beside vLLM's own routes and touches none of them. A captured call is a chat completion with `ng_capture`: the
+prompt is the parent's exact ids, read from the lake and joined with what the template writes after them; vLLM's serving
+layer gets it ready-made, samples through a recording view of the engine, and parses tools and reasoning as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from array import array
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from tokenlake.errors import InvalidInput
+from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.capture_ask import CaptureAsk
+from tokenlake.ingest.coords import Coords
+from tokenlake.ingest.prompter import Prompt, Prompter
+from tokenlake.ingest.vllm.facts import WorkerFacts
+from tokenlake.ingest.vllm.recording import RecordedEngine, Sampled
+from tokenlake.store.delta import Sampling
+
+__all__ = ["CaptureWorker"]
+
+_TAKEN = {
+    "model", "messages", "tools", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "max_completion_tokens", "stop", "seed", "n", "stream", "ng_capture",
+}  # fmt: skip
+"""What a captured call may say: more could change what is sampled without being recorded."""
+_DONE = "data: [DONE]\n\n"
+
+
+class CaptureWorker:
+    """Takes the captured calls of one vLLM. `chat` is vLLM's own `OpenAIServingChat`."""
+
+    def __init__(self, *, facts: WorkerFacts, chat: Any, prompter: Prompter, capture: CaptureCore) -> None:
+        self.facts = facts
+        self._chat = chat
+        self._prompter = prompter
+        self._capture = capture
+
+    async def health(self) -> dict[str, Any]:
+        """What this worker is, and the label of the weights that it has loaded."""
+        label = await self._chat.engine_client.get_weight_version()
+        return {"captures": True, "weights": label, **asdict(self.facts)}
+
+    async def relabel(self, version: int) -> None:
+        """Say that the weights loaded now are the trainer's `version`; between two tokens of what runs."""
+        await self._chat.engine_client.update_weight_version(str(version))
+
+    async def call(self, body: dict[str, Any], raw_request: Request) -> Response:
+        """Answer one captured call; cancelling aborts its generation."""
+        try:
+            ask, messages, tools = _read(body)
+            prompt = await asyncio.to_thread(self._prompter.build, messages, tools, ask.parent, ask.cause)
+            room = self.facts.max_model_len - len(prompt.ids)
+            if room < 1:
+                return _refusal("context_overflow", "the prompt leaves no room for an answer", prompt.cause)
+            request = self._request(body, prompt, room)
+        except (InvalidInput, ValidationError, ValueError) as error:
+            # A validation's own words repeat what was sent.
+            said = "a field has a wrong value" if isinstance(error, ValidationError) else str(error)
+            return _refusal("invalid_request_error", said, None)
+        sampling = (request.temperature, request.top_p, request.top_k, self.facts.logprob_mode)
+        engine = RecordedEngine(
+            self._chat.engine_client, prompt, lambda sampled: self._staged(ask, prompt, sampled, sampling)
+        )
+        # The serving object is vLLM's own but for the engine that it asks.
+        chat = copy.copy(self._chat)
+        chat.engine_client = engine
+        made = await chat.create_chat_completion(request, raw_request)
+        if isinstance(made, ErrorResponse):
+            return JSONResponse(made.model_dump(), status_code=made.error.code)
+        if request.stream:
+            return StreamingResponse(_reported(made, prompt, engine), media_type="text/event-stream")
+        return JSONResponse({**made.model_dump(), "ng_capture": _report(prompt, engine.coords)})
+
+    def _request(self, body: Mapping[str, Any], prompt: Prompt, room: int) -> Any:
+        asked = {name: value for name, value in body.items() if name != "ng_capture" and value is not None}
+        limit = asked.get("max_completion_tokens", room)
+        asked |= {
+            "max_completion_tokens": min(limit, room),
+            "kv_transfer_params": {"prompt_token_ids": prompt.ids.tolist()},
+        }
+        if asked.get("stream"):
+            asked["stream_options"] = {"include_usage": True}
+        if not self.facts.parses_tools:
+            asked["tool_choice"] = "none"
+        if not self.facts.parses:
+            # Markers of tools and thinking are special tokens of some models: the gate reads the turn from them.
+            asked["skip_special_tokens"] = False
+        return ChatCompletionRequest.model_validate(asked)
+
+    def _staged(self, ask: CaptureAsk, prompt: Prompt, sampled: Sampled, sampling: Sampling) -> Coords:
+        """Runs in a thread: the only heavy hop."""
+        parent = prompt.parent
+        ticket = self._capture.begin(
+            rollout_id=ask.rollout_id,
+            attempt=ask.attempt,
+            call_id=ask.call_id,
+            parent=None
+            if parent is None
+            else ParentLink(
+                call_id=parent.call_id,
+                root_call_id=parent.root_call_id,
+                depth=parent.depth,
+                cum_len=parent.cum_len,
+                chain_hash=parent.chain_hash,
+                token_ids=prompt.prefix,
+            ),
+            sampling=sampling,
+        )
+        if sampled.fault is not None:
+            return self._capture.abort(ticket, sampled.fault)
+        coords = self._capture.complete(
+            ticket,
+            prompt_token_ids=prompt.ids,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish_reason=sampled.finish_reason,
+            weight_version=sampled.versions.first,
+            weight_version_end=sampled.versions.last,
+            weight_version_spans=sampled.versions.spans,
+        )
+        if coords.chain_hash is not None:
+            sequence = prompt.ids.tobytes() + array("i", sampled.token_ids).tobytes()
+            self._prompter.remember(prompt, coords.chain_hash, sequence)
+        return coords
+
+
+def _read(body: Mapping[str, Any]) -> tuple[CaptureAsk, list[dict[str, Any]], list[dict[str, Any]] | None]:
+    unknown = sorted(set(body) - _TAKEN)
+    if unknown:
+        raise ValueError(f"a captured call does not take {', '.join(unknown)}")
+    if body.get("n", 1) != 1:
+        raise ValueError("a captured call has one choice: n must be 1")
+    asked, messages, tools = body.get("ng_capture"), body.get("messages"), body.get("tools")
+    if not isinstance(asked, dict) or not isinstance(messages, list) or not isinstance(tools, list | None):
+        raise ValueError("a captured call has messages, and ng_capture that says which call it is")
+    ask = CaptureAsk.from_json(cast("dict[str, Any]", asked))
+    return ask, cast("list[dict[str, Any]]", messages), cast("list[dict[str, Any]] | None", tools)
+
+
+def _report(prompt: Prompt, coords: Coords | None) -> dict[str, Any]:
+    """`ng_capture` of an answer: what the prompt was, and where the call was staged."""
+    return {
+        "prompt_tokens": len(prompt.ids),
+        "parent_call_id": prompt.parent and prompt.parent.call_id,
+        "parent_chain_hash": prompt.parent and prompt.parent.chain_hash.hex(),
+        "cause": prompt.cause,
+        "coords": coords and coords.to_json(),
+    }
+
+
+async def _reported(chunks: AsyncGenerator[str], prompt: Prompt, engine: RecordedEngine) -> AsyncGenerator[str]:
+    """vLLM's own stream, between what the prompt was and where the call was staged."""
+    yield _event(_report(prompt, None))
+    async for chunk in chunks:
+        if chunk == _DONE and engine.coords is not None:
+            yield _event(_report(prompt, engine.coords))
+        yield chunk
+
+
+def _event(report: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps({'ng_capture': report})}\n\n"
+
+
+def _refusal(kind: str, message: str, param: str | None) -> JSONResponse:
+    """An error in vLLM's shape; of a context overflow, `param` says why the prompt was a root."""
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": 400}}, status_code=400)
