@@ -1,4 +1,4 @@
-"""What stands behind the gate: the embedded engine, an upstream that is captured at the gate, or one that is not."""
+"""What stands behind the gate: the embedded engine, capture workers, or an upstream, captured at the gate or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenlake.api.proxy import Proxy
+from tokenlake.api.remote_worker import ask_state
 from tokenlake.api.settings import Environment, Settings
+from tokenlake.api.worker_pool import WorkerPool
 from tokenlake.errors import ConfigError, Deadline, EngineFailed
 from tokenlake.ingest.engine import Engine
 from tokenlake.ingest.upstream import UpstreamClient, UpstreamEngine, UpstreamFacts, probe
@@ -27,6 +29,16 @@ class Backend:
     key: str | None = None
     """What the upstream takes as a bearer token."""
 
+    def pool(self, lake_id: str, settings: Settings) -> WorkerPool | None:
+        """The capture workers, where they are servers of their own."""
+        if self.capture != "worker" or not isinstance(self.engine, UpstreamEngine):
+            return None
+
+        def connect(url: str) -> UpstreamClient:
+            return UpstreamClient(url, key=self.key, deadline_s=settings.upstream_deadline_s)
+
+        return WorkerPool(lake_id, self.engine.facts, connect)
+
     def proxy(self, settings: Settings) -> Proxy | None:
         """The plain way through to the upstream; raises `ConfigError` for pins that it would carry past."""
         _without_capture(self.capture, settings)
@@ -42,15 +54,12 @@ class Backend:
 
 async def upstream_backend(url: str, capture: Capture, settings: Settings, environment: Environment) -> Backend:
     """A backend over somebody else's server, asked what it can do; raises `ConfigError` when that is not enough."""
-    if capture == "worker":
-        raise ConfigError(
-            "capture at the worker needs an engine in this process, and --upstream is a server of its own: "
-            "leave --capture out, or say --capture gate"
-        )
     _without_capture(capture, settings)
     client = UpstreamClient(url, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
     try:
-        if capture == "gate":
+        if capture == "worker":
+            facts = await _worker_facts(client)
+        elif capture == "gate":
             facts = await probe(client, logprob_mode=settings.upstream_logprobs)
         else:
             facts = await _reached(client)
@@ -66,6 +75,13 @@ def _without_capture(capture: Capture, settings: Settings) -> None:
             f"{', '.join(settings.pins)} cannot act with --capture off, which passes bytes on unchanged: "
             "leave them out, or say --capture gate"
         )
+
+
+async def _worker_facts(client: UpstreamClient) -> UpstreamFacts:
+    try:
+        return (await ask_state(client)).facts
+    except (EngineFailed, Deadline) as error:
+        raise ConfigError(error.message, **error.detail) from error
 
 
 async def _reached(client: UpstreamClient) -> UpstreamFacts:

@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     worker = command("worker", _WORKER, "vLLM that captures what it samples")
     worker.allow_abbrev = False
     _lake(worker)
-    worker.add_argument("--worker-id", default="worker-0", metavar="ID", help="also names its deltas (default: worker-0)")
+    worker.add_argument(
+        "--worker-id", default="worker-0", metavar="ID", help="also names its deltas (default: worker-0)"
+    )
     worker.add_argument("--prefix-cache-bytes", type=int, default=67_108_864, help="memory for parents' exact ids")
 
     imported = command(

@@ -43,7 +43,7 @@ from tokenlake.ingest.messages import Conversation, to_messages
 from tokenlake.ingest.prompter import Prompt, Prompter
 from tokenlake.ingest.resolve import Cause, Node, Resolution
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "overflow_answer"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,8 +138,12 @@ class Gate:
         elif flight.phase == "done":
             await self._recorder.delivered(flight.attempt, flight.call_id, delivered=False)
 
+    async def stop(self) -> None:
+        """Abort what generates; calls end as aborted."""
+        await self._engine.stop()
+
     async def drain(self) -> None:
-        """Wait until nothing is in flight; used at shutdown, after the engine was told to stop."""
+        """Wait until nothing is in flight; used at shutdown, after `stop`."""
         while self._flights:
             await asyncio.wait(list(self._flights.values()))
 
@@ -220,7 +224,7 @@ class Gate:
                 flight, lambda: self._sample(flight.request, prompt, head, flight.sink), lambda made: made.finish_reason
             )
         except ContextOverflow:
-            answer = _overflow(head)
+            answer = overflow_answer(head)
             flight.phase = "committing"
             await self._recorder.overflow(flight, history, prompt, answer)
         else:
@@ -298,7 +302,7 @@ class Gate:
         )
 
 
-def _overflow(head: Head) -> Answer:
+def overflow_answer(head: Head) -> Answer:
     """The dialect's answer to a full context: an empty turn that stopped for length."""
     empty = AssistantTurn(content=None, reasoning=None, tool_calls=[])
     return Answer(head=head, turn=empty, finish_reason="length", completion_tokens=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fastapi import APIRouter
@@ -199,14 +198,7 @@ async def put_worker(request: Request, worker_id: str) -> JSONResponse:
     credential(request)
     service = service_of(request)
     body = await read_model(request, WorkerBody, service.settings)
-    detail = {"worker_id": check_group_id(worker_id), "url": body.url, "meta": body.meta}
-    await service.ledger.append(
-        {
-            "event_type": "worker_registered",
-            "weight_version": body.loaded_weight_version,
-            "detail": json.dumps(detail, sort_keys=True),
-        }
-    )
+    await service.register_worker(check_group_id(worker_id), body.url, body.loaded_weight_version, body.meta)
     return JSONResponse({"worker_id": worker_id, **service.control.workers[worker_id]})
 
 
@@ -214,4 +206,4 @@ async def put_worker(request: Request, worker_id: str) -> JSONResponse:
 async def get_workers(request: Request) -> JSONResponse:
     """Capture workers with the weight version that each has loaded."""
     credential(request)
-    return JSONResponse({"workers": service_of(request).workers()})
+    return JSONResponse({"workers": await service_of(request).workers()})

@@ -29,6 +29,7 @@ instead = APIRouter()
 _PREFIX = re.compile(rb"^/ng-rollout/[^/]+(?:/training-token-capture(?=/))?")
 _DOOR = "training-token-capture/"
 _CALLS = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/messages/count_tokens")
+_OWN = "v1/tokenlake/"
 _METHODS = ["POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -48,6 +49,8 @@ def _raw_path(request: Request) -> bytes:
 async def read_through(request: Request, rollout_id: str, path: str) -> Response:
     """A `GET` under a rollout's prefix: passes through, records nothing."""
     authorized_attempt(request, rollout_id)
+    if path.removeprefix(_DOOR).startswith(_OWN):
+        raise NotFound("what a capture worker says of itself is not for agents")
     raw = _PREFIX.sub(b"", _raw_path(request))
     if unquote_to_bytes(raw) != f"/{path.removeprefix(_DOOR)}".encode():
         raise NotFound("an encoded slash in a rollout's prefix is not passed on")

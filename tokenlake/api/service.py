@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from tokenlake import sql
@@ -31,7 +32,9 @@ from tokenlake.api.registration import GroupLocks, Registrar
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.api.sql_workers import SqlWorkers
-from tokenlake.errors import Conflict, EngineFailed, NotFound
+from tokenlake.api.worker_gate import WorkerGate
+from tokenlake.api.worker_pool import WorkerPool
+from tokenlake.errors import ConfigError, Conflict, Deadline, EngineFailed, NotFound
 from tokenlake.finalize.buffer import ReplayBuffer
 from tokenlake.finalize.publish import set_policy
 from tokenlake.ids import split_rollout_id
@@ -113,7 +116,10 @@ class Service:
             metrics=self.metrics,
             space=lake.space,
         )
-        self.gate = Gate(
+        self._upstream = backend.upstream
+        self.pool = backend.pool(lake.lake_id, self.settings)
+        make_gate = Gate if self.pool is None else partial(WorkerGate, pool=self.pool)
+        self.gate = make_gate(
             control=self.control,
             engine=engine,
             prompter=Prompter(engine, self.prefixes, self.metrics.digest_failures.inc),
@@ -130,6 +136,9 @@ class Service:
     async def start(self) -> None:
         """Start the engine and the background work."""
         await self.engine.start()
+        if self.pool is not None and self._upstream is not None:
+            await self.pool.add(self._upstream)
+            await self._readmit(self.pool)
         model = {
             "name": self.engine.name,
             "vocab_size": self.engine.vocab_size,
@@ -154,10 +163,12 @@ class Service:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.sql_workers.close()
-        await self.engine.stop()
+        await self.gate.stop()
         if self.proxy is not None:
             await self.proxy.close()
         await self.gate.drain()
+        if self.pool is not None:
+            await self.pool.close()
         await self.publisher.settle()
         await self.housekeeper.settle()
         await asyncio.to_thread(self.lake.lineage.anchor)
@@ -170,7 +181,8 @@ class Service:
     async def set_weight_version(self, version: int) -> dict[str, Any]:
         """Record the trainer's published version and hand it to the workers; never backwards.
 
-        The embedded engine is told the label only: weights are loaded by whoever trains them, before this.
+        The embedded engine is told the label only: weights are loaded by whoever trains them, before this. Workers of
+        their own are asked what they have loaded; a version that was announced is not one that is loaded.
         """
         known = self.control.weight_version
         if known is not None and version < known:
@@ -183,10 +195,31 @@ class Service:
                 await self.engine.set_weights(None, version)
             except ValueError as error:
                 raise EngineFailed(f"the engine did not take weight version {version}: {error}") from error
-        return {"version": version, "workers": self.workers()}
+        return {"version": version, "workers": await self.workers()}
 
-    def workers(self) -> list[dict[str, Any]]:
-        """The embedded worker and those that registered."""
+    async def register_worker(self, worker_id: str, url: str | None, loaded: int | None, meta: dict[str, Any]) -> None:
+        """Register a capture worker, or renew what is known of it.
+
+        Where workers capture, one with an address takes calls from now on, and is refused unless it captures.
+        """
+        if self.pool is not None and url is not None:
+            try:
+                loaded = (await self.pool.add(url, worker_id)).weight_version
+            except ConfigError as error:
+                raise Conflict(error.message, **error.detail) from error
+        detail = {"worker_id": worker_id, "url": url, "meta": meta}
+        await self.ledger.append(
+            {
+                "event_type": "worker_registered",
+                "weight_version": loaded,
+                "detail": json.dumps(detail, sort_keys=True),
+            }
+        )
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """The workers that capture, asked now; else the embedded one and those that registered."""
+        if self.pool is not None:
+            return await self.pool.states()
         embedded = {
             "worker_id": "embedded",
             "model": self.engine.name,
@@ -194,6 +227,16 @@ class Service:
             "loaded_weight_version": self.engine.weight_version,
         }
         return [embedded, *({"worker_id": name, **worker} for name, worker in self.control.workers.items())]
+
+    async def _readmit(self, pool: WorkerPool) -> None:
+        """Workers that registered before a restart take calls again, those that are still there."""
+        for worker_id, worker in self.control.workers.items():
+            if worker.get("url") is None:
+                continue
+            try:
+                await pool.add(worker["url"], worker_id)
+            except (ConfigError, Conflict, Deadline, EngineFailed) as error:
+                _log.warning("worker %s is not taken in again: %s", worker_id, error)
 
     async def rollout(self, rollout_id: str) -> dict[str, Any]:
         """State of a rollout, with the views' verdict once it has ended; raises `NotFound`."""

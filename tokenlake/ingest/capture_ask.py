@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, get_args
 
 from tokenlake.errors import InvalidInput
-from tokenlake.ids import split_rollout_id
+from tokenlake.ids import check_call_id, split_rollout_id
 from tokenlake.ingest.coords import place_of
 from tokenlake.ingest.resolve import Cause, Node
 
@@ -68,9 +68,10 @@ class CaptureAsk:
                 cause=body["cause"],
             )
             split_rollout_id(made.rollout_id)
-            whole = type(made.attempt) is int and 0 <= made.attempt < _MAX and isinstance(made.call_id, str)
+            check_call_id(made.call_id)
+            whole = type(made.attempt) is int and 0 <= made.attempt < _MAX
             known = made.cause in get_args(Cause) if parent is None else made.cause is None
-            if not (whole and made.call_id and known) or made.to_json() != dict(body):
+            if not (whole and known) or made.to_json() != dict(body):
                 raise ValueError("it contradicts itself")
         except (AttributeError, InvalidInput, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"ng_capture is malformed: {error}") from error

@@ -31,7 +31,7 @@ from tokenlake.store.query import run_query
 from tokenlake.store.records import delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
-from tokenlake.store.schema import DELTA, FORMAT_VERSION, PLACE
+from tokenlake.store.schema import DELTA, FORMAT_VERSION
 from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS, make_directory
 from tokenlake.store.space import FreeSpace
 

@@ -36,9 +36,11 @@ _NAMES = {
 class UpstreamRefused(ValueError):
     """The upstream says that the request is wrong (400, 413, 422)."""
 
-    def __init__(self, kind: str, field: str | None, message: str) -> None:
+    def __init__(self, kind: str, field: str | None, message: str, body: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.kind = kind
+        self.body = body
+        """The whole answer, where it was a JSON object."""
         self.field = field
         """The parameter it names."""
 
@@ -172,10 +174,11 @@ class UpstreamClient:
 
 def _refused(body: Any) -> UpstreamRefused:
     """From OpenAI's error shape, which vLLM has, nested or (older) flat."""
-    fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    whole = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    fields = whole
     inner = fields.get("error")
     if isinstance(inner, dict):
         fields = cast("dict[str, Any]", inner)
     field = fields.get("param")
     message = str(fields.get("message") or "no reason given")[:_MAX_MESSAGE]
-    return UpstreamRefused(str(fields.get("type") or "error"), None if field is None else str(field), message)
+    return UpstreamRefused(str(fields.get("type") or "error"), None if field is None else str(field), message, whole)

@@ -78,8 +78,8 @@ class UpstreamEngine:
 
     @property
     def vocab_size(self) -> int | None:
-        """No route of the upstream tells it."""
-        return None
+        """Told by a capture worker; no route of an unmodified server tells it."""
+        return self.facts.vocab_size
 
     @property
     def pad_id(self) -> int:

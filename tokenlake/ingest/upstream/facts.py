@@ -25,6 +25,8 @@ class UpstreamFacts:
     stop_ids: tuple[int, ...] = ()
     """Ids that were seen to end a generation."""
     pad_id: int = 0
+    vocab_size: int | None = None
+    """None where the server does not tell."""
     logprob_mode: LogprobMode = "raw"
     opens_thinking: bool = False
     """The template's generation prompt ends inside a think block, so that a sampled text starts there."""

@@ -53,7 +53,13 @@ def stop_ids_of(engine: Any) -> tuple[int, ...]:
 
 
 def read_facts(
-    *, worker_id: str, lake_id: str, engine: Any, arguments: Any, template: UpstreamTemplate, tokenizer: Mapping[str, Any]
+    *,
+    worker_id: str,
+    lake_id: str,
+    engine: Any,
+    arguments: Any,
+    template: UpstreamTemplate,
+    tokenizer: Mapping[str, Any],
 ) -> WorkerFacts:
     """The facts of a vLLM that is up. Renders: for a thread. Raises `ConfigError` for what cannot be captured.
 

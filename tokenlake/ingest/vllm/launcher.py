@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     if served.model_tag is not None:
         served.model = served.model_tag
     if served.headless or (served.api_server_count or 1) > 1:
-        raise ConfigError("a worker is one API server: leave --headless and --api-server-count out, or start more workers")
+        raise ConfigError(
+            "a worker is one API server: leave --headless and --api-server-count out, or start more workers"
+        )
     configure_logging_from_args(served)
     validate_parsed_serve_args(served)
     create_lake(arguments.lake)

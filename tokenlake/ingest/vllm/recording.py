@@ -20,6 +20,8 @@ from tokenlake.ingest.versions import Versions, stamped
 
 __all__ = ["RecordedEngine", "Sampled"]
 
+_UNKNOWN = Versions(None, None, None)
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -29,7 +31,7 @@ class Sampled:
     logprobs: list[float] | None = field(default_factory=list[float])
     """None once the engine gave a token without one."""
     finish_reason: str | None = None
-    versions: Versions = Versions(None, None, None)
+    versions: Versions = _UNKNOWN
     fault: str | None = None
     """Why what the engine said cannot be captured: one of `CAPTURE_FAILURES`."""
 
@@ -94,5 +96,5 @@ def _logprobs(positions: Any, ids: list[int]) -> list[float] | None:
         return []
     if positions is None or len(positions) != len(ids):
         return None
-    found = [(position or {}).get(token) for position, token in zip(positions, ids, strict=True)]
+    found: list[Any] = [position and position.get(token) for position, token in zip(positions, ids, strict=True)]
     return None if None in found else [entry.logprob for entry in found]

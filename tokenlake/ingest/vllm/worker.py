@@ -65,12 +65,12 @@ class CaptureWorker:
             prompt = await asyncio.to_thread(self._prompter.build, messages, tools, ask.parent, ask.cause)
             room = self.facts.max_model_len - len(prompt.ids)
             if room < 1:
-                return _refusal("context_overflow", "the prompt leaves no room for an answer", prompt.cause)
+                return _refusal("context_overflow", "the prompt leaves no room for an answer", prompt)
             request = self._request(body, prompt, room)
         except (InvalidInput, ValidationError, ValueError) as error:
             # A validation's own words repeat what was sent.
             said = "a field has a wrong value" if isinstance(error, ValidationError) else str(error)
-            return _refusal("invalid_request_error", said, None)
+            return _refusal("invalid_request_error", said)
         sampling = (request.temperature, request.top_p, request.top_k, self.facts.logprob_mode)
         engine = RecordedEngine(
             self._chat.engine_client, prompt, lambda sampled: self._staged(ask, prompt, sampled, sampling)
@@ -163,7 +163,7 @@ def _report(prompt: Prompt, coords: Coords | None) -> dict[str, Any]:
 
 
 async def _reported(chunks: AsyncGenerator[str], prompt: Prompt, engine: RecordedEngine) -> AsyncGenerator[str]:
-    """vLLM's own stream, between what the prompt was and where the call was staged."""
+    """The stream of vLLM, between what the prompt was and where the call was staged."""
     yield _event(_report(prompt, None))
     async for chunk in chunks:
         if chunk == _DONE and engine.coords is not None:
@@ -175,6 +175,7 @@ def _event(report: Mapping[str, Any]) -> str:
     return f"data: {json.dumps({'ng_capture': report})}\n\n"
 
 
-def _refusal(kind: str, message: str, param: str | None) -> JSONResponse:
-    """An error in vLLM's shape; of a context overflow, `param` says why the prompt was a root."""
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": 400}}, status_code=400)
+def _refusal(kind: str, message: str, prompt: Prompt | None = None) -> JSONResponse:
+    """An error in vLLM's shape, with what the prompt was where there is one."""
+    error: dict[str, Any] = {"error": {"message": message, "type": kind, "param": None, "code": 400}}
+    return JSONResponse(error if prompt is None else {**error, "ng_capture": _report(prompt, None)}, status_code=400)

@@ -1,0 +1,4 @@
+# Comes with vLLM: Any.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
