@@ -27,7 +27,7 @@ from tokenlake.errors import ConfigError
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.prompter import Prompter
-from tokenlake.ingest.vllm.deltas import SharedDeltas
+from tokenlake.ingest.shared_deltas import SharedDeltas
 from tokenlake.ingest.vllm.facts import read_facts, stop_ids_of
 from tokenlake.ingest.vllm.routes import router
 from tokenlake.ingest.vllm.template import WorkerTemplate
