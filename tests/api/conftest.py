@@ -81,9 +81,8 @@ class Door:
 Opener = Callable[..., contextlib.AbstractContextManager[Door]]
 
 
-@pytest.fixture
-def opened(tmp_path: Path) -> Opener:
-    """Opens a service over the lake of this test, as often as asked: a second time is a restart."""
+def opener(root: Path) -> Opener:
+    """Opens a service over the lake below `root`, as often as asked: a second time is a restart."""
 
     @contextlib.contextmanager
     def open_door(
@@ -94,10 +93,10 @@ def opened(tmp_path: Path) -> Opener:
         **settings: Any,
     ) -> Iterator[Door]:
         environment = Environment(
-            token=TOKEN, token_given=True, capability_key=None, state_dir=tmp_path / "state" / "tokenlake"
+            token=TOKEN, token_given=True, capability_key=None, state_dir=root / "state" / "tokenlake"
         )
         engine = engine or ScriptedEngine()
-        with OwnedLake.open(tmp_path / "lake") as lake:
+        with OwnedLake.open(root / "lake") as lake:
             service = Service(lake, engine, Settings(**{"tick_s": 0.05, **settings}), environment, policy=policy)
             if prepare is not None:
                 prepare(service)
@@ -110,6 +109,12 @@ def opened(tmp_path: Path) -> Opener:
                 yield Door(running, engine, client, http, agents)
 
     return open_door
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opener:
+    """Opens a service over the lake of this test."""
+    return opener(tmp_path)
 
 
 @pytest.fixture

@@ -1,25 +1,18 @@
-"""A whole rollout through the gate over a real vLLM that serves the embedded model; docs/upstream.md starts one.
-
-Runs where `TOKENLAKE_TEST_VLLM` names its address.
-"""
+"""A whole rollout through the gate over an unmodified vLLM that serves the embedded model."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.api.conftest import Door, Opener
 from tests.api.test_lifecycle import wait_for
 from tests.api.test_upstream import backend
+from tests.vllm.conftest import Served
 from tokenlake.ingest.tiny import load_model, sequence_logprobs
 from tokenlake.ingest.tiny.engine import WEIGHTS_DIR
 from tokenlake.ingest.tiny.tasks import CALCULATOR_TOOL, SYSTEM_PROMPT, calculator
-
-URL = os.environ.get("TOKENLAKE_TEST_VLLM")
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(URL is None, reason="TOKENLAKE_TEST_VLLM names no vLLM")]
 
 
 def play(door: Door, rollout: dict[str, Any], turns: int) -> Any:
@@ -43,9 +36,8 @@ def play(door: Door, rollout: dict[str, Any], turns: int) -> Any:
     return completion
 
 
-def test_a_rollout_over_vllm_is_exact(opened: Opener) -> None:
-    assert URL is not None
-    with opened(engine=backend(URL)) as door:
+def test_a_rollout_over_vllm_is_exact(opened: Opener, stock: Served) -> None:
+    with opened(engine=backend(stock.url)) as door:
         (rollout,) = door.register()
         last = play(door, rollout, 6)
         receipt = door.client.seal("g_g0", reward=1.0, terminal_response_id=last.id)
@@ -60,14 +52,13 @@ def test_a_rollout_over_vllm_is_exact(opened: Opener) -> None:
     assert max(abs(row["logprobs"][index] - ours[index]) for index in sampled) < 1e-4
 
 
-def test_plain_calls_are_vllms_own(opened: Opener) -> None:
-    assert URL is not None
+def test_plain_calls_are_vllms_own(opened: Opener, stock: Served) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
-    with opened(engine=backend(URL, "off")) as door:
+    with opened(engine=backend(stock.url, "off")) as door:
         (rollout,) = door.register()
         path = "/ng-rollout/g_g0/v1/chat/completions"
         through = door.post(path, body, token=rollout["data_capability"]).json()
-        assert through["choices"] == httpx.post(f"{URL}/v1/chat/completions", json=body).json()["choices"]
+        assert through["choices"] == httpx.post(f"{stock.url}/v1/chat/completions", json=body).json()["choices"]
         streamed = door.post(path, {**body, "stream": True}, token=rollout["data_capability"])
         assert streamed.text.endswith("data: [DONE]\n\n")
         assert not door.events("call_committed")
