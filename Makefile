@@ -11,13 +11,15 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)'; } | cksum | tr -s ' ' -)
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.ready-$(shell cat pyproject.toml tests/vllm/requirements.txt | cksum | tr -s ' ' -)
 PEERS_STAMP := .bench/nemo-gym/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test crash lint format bench clean
+.PHONY: help setup demo train test test-vllm crash lint format bench clean
 
 help: ## what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## everything below runs this by itself
 	@echo "ready: $(BIN)/tokenlake"
@@ -38,6 +40,19 @@ train: $(STAMP) ## asynchronous GRPO on the embedded model, over captured rows a
 
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+test-vllm: $(STAMP) $(VLLM_STAMP) ## capture inside a real vLLM, on CPUs: 2.5 GB once, then minutes (ARGS="-k stream")
+	@TOKENLAKE_TEST_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+# Its packages are pinned one by one: vLLM moves fast, and some that it names cannot load beside its CPU build.
+$(VLLM_STAMP):
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
+	@echo "setting up $(VLLM): a few minutes, once" >&2
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@rm -f $(VLLM)/.ready-*
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--count 100 --seed 1")
 	@$(BIN)/python -m tests.crash.runner $(ARGS)
@@ -65,4 +80,4 @@ $(PEERS_STAMP): $(STAMP)
 	@touch $@
 
 clean: ## forget everything that can be made again
-	rm -rf $(VENV) .bench .hypothesis .pytest_cache .ruff_cache build dist bench/results.json
+	rm -rf $(VENV) $(VLLM) .bench .hypothesis .pytest_cache .ruff_cache build dist bench/results.json

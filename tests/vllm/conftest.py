@@ -36,20 +36,10 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
-_FLAGS = [
-    "--served-model-name",
-    "tiny",
-    "--dtype",
-    "float32",
-    "--max-model-len",
-    "2048",
-    "--enforce-eager",
-    "--host",
-    "127.0.0.1",
-    "--enable-scale-out",
-    "--enable-tokenizer-info-endpoint",
-    "--no-enable-prefix-caching",
-]
+_FLAGS = (
+    *("--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
+    *("--host", "127.0.0.1", "--enable-scale-out", "--enable-tokenizer-info-endpoint", "--no-enable-prefix-caching"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

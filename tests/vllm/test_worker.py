@@ -233,6 +233,8 @@ def test_more_than_one_choice_is_refused_everywhere(door: Door, worker: Served, 
 
 
 def test_what_does_not_ask_for_capture_sees_vllm_byte_for_byte(worker: Served, stock: Served) -> None:
+    label = httpx.get(worker.url + "/v1/tokenlake/capture", timeout=30).json()["weights"]
+    httpx.post(stock.url + "/update_weight_version", json={"new_version": label}, timeout=30).raise_for_status()
     calls: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": ASKED, "logprobs": True, "top_logprobs": 2},
         "/v1/completions": {"prompt": "What is", "logprobs": 1},
@@ -282,13 +284,15 @@ def test_a_server_without_capture_is_refused(door: Door, stock: Served) -> None:
 
 def test_a_disk_that_refuses_is_a_failed_capture_and_nothing_else(door: Door, worker: Served, group: str) -> None:
     first, second = door.register(group, n=2)
+    messages: list[Any] = [*ASKED]
+    say(door, first, messages)
     pid = worker.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     try:
-        answer = say(door, first, [*ASKED])
+        answer = say(door, first, messages)
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-    assert answer.choices[0].message.tool_calls
+    assert answer.choices[0].message.content
     (failed,) = [e for e in door.events("call_failed") if e["rollout_id"] == first["rollout_id"]]
     assert (failed["reason"], failed["answered"]) == ("stage_failed", True)
     play(door, second, 2)

@@ -157,7 +157,12 @@ class OwnedLake:
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
         self._check()
-        return self._index.read_delta(place)
+        index = self._index
+        try:
+            return index.read_delta(place)
+        except duckdb.Error as error:
+            self._go_on_in_memory(index, error)
+            return self._index.read_delta(place)
 
     def find_delta(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
         """(place, digest) of the delta with this key, of any writer, or None."""
