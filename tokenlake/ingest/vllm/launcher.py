@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from pathlib import Path
+import contextlib
 from typing import Any
 
 import uvloop
@@ -55,28 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging_from_args(served)
     validate_parsed_serve_args(served)
     create_lake(arguments.lake)
-    writer = DeltaWriter(arguments.lake, arguments.worker_id, remember=_REMEMBERED)
-    deltas = SharedDeltas(arguments.lake, writer)
-    try:
-        prefixes = Prefixes(deltas, arguments.prefix_cache_bytes)
-        uvloop.run(_serve(served, arguments.lake, writer, prefixes))
-    finally:
-        deltas.close()
-        writer.close()
+    uvloop.run(_serve(served, arguments))
     return 0
 
 
-async def _serve(served: Any, lake: Path, writer: DeltaWriter, prefixes: Prefixes) -> None:
+async def _serve(served: Any, arguments: argparse.Namespace) -> None:
     address, listener = setup_server(served, reuse_port=False)
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(listener.close)
         async with build_async_engine_client(served) as engine:
             tasks = await engine.get_supported_tasks()
             app = build_app(served, tasks, engine.model_config)
             await init_app_state(engine, app.state, served, tasks)
-            app.state.tokenlake_worker = await _worker(app.state, engine, served, lake, writer, prefixes)
+            app.state.tokenlake_worker = await _worker(app.state, engine, served, arguments, held)
             app.include_router(router)
             log_config = get_uvicorn_log_config(served)
-            print(f"capturing {served.model} into {lake} at {address}", flush=True)  # noqa: T201
+            print(f"capturing {served.model} into {arguments.lake} at {address}", flush=True)  # noqa: T201
             stopped = await serve_http(
                 app,
                 sock=listener,
@@ -96,27 +90,32 @@ async def _serve(served: Any, lake: Path, writer: DeltaWriter, prefixes: Prefixe
                 **({} if log_config is None else {"log_config": log_config}),
             )
         await stopped
-    finally:
-        listener.close()
 
 
 async def _worker(
-    state: Any, engine: Any, served: Any, lake: Path, writer: DeltaWriter, prefixes: Prefixes
+    state: Any, engine: Any, served: Any, arguments: argparse.Namespace, held: contextlib.ExitStack
 ) -> CaptureWorker:
-    """The worker over a served vLLM; raises `ConfigError` where it could not capture."""
+    """The worker over a vLLM that is up, what it holds in `held`; raises `ConfigError` where it could not capture.
+
+    The lake is opened only now: a process that the engine forked would keep the writer's lock when this one is killed.
+    """
     chat = getattr(state, "openai_serving_chat", None)
     if chat is None:
         raise ConfigError(f"{served.model} serves no chat completions: there is nothing to capture")
-    name = chat.models.model_name()
-    template = WorkerTemplate(name, state.serving_tokenization, stop_ids_of(engine), asyncio.get_running_loop())
+    writer = DeltaWriter(arguments.lake, arguments.worker_id, remember=_REMEMBERED)
+    held.callback(writer.close)
+    deltas = SharedDeltas(arguments.lake, writer)
+    held.callback(deltas.close)
+    stops = stop_ids_of(engine)
+    template = WorkerTemplate(chat.models.model_name(), state.serving_tokenization, stops, asyncio.get_running_loop())
     facts = await asyncio.to_thread(
         read_facts,
         worker_id=writer.name,
-        lake_id=read_lake(lake)["lake_id"],
+        lake_id=read_lake(arguments.lake)["lake_id"],
         engine=engine,
         arguments=served,
         template=template,
         tokenizer=(await state.serving_tokenization.get_tokenizer_info()).model_dump(),
     )
-    prompter = Prompter(template, prefixes, lambda: None)
+    prompter = Prompter(template, Prefixes(deltas, arguments.prefix_cache_bytes), lambda: None)
     return CaptureWorker(facts=facts, chat=chat, prompter=prompter, capture=CaptureCore(writer))
