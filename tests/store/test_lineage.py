@@ -54,6 +54,31 @@ def test_events_are_chained_and_come_back(root: Path) -> None:
         assert file.read_all().num_rows == 4
 
 
+def test_anchors_written_at_once_are_whole_and_name_an_event_that_is_there(root: Path) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set")
+    wrong: list[str] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        try:
+            for _ in range(30):
+                log.append("policy_set")
+                log.anchor()
+        except StorageFailed as error:
+            wrong.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+    assert lineage_loss(root) == []
+    log.close()
+
+
 def test_a_refused_event_keeps_nothing_and_harms_nobody(root: Path) -> None:
     log = LineageLog(root, "gate")
     for bad in ({"nonsense": 1}, {"attempt": 2**40}, {"attempt": "x"}, {"group_id": 5}):

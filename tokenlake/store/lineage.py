@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -168,12 +169,13 @@ class LineageLog:
         self._root = root
         self._space = space or FreeSpace(root)
         self._what = f"lineage log {writer} of lake {root}"
+        self._anchoring = threading.Lock()
         self._directory = root / "lineage" / writer
         make_directory(self._directory)
         self._lock = DirectoryLock(self._directory / "writer.lock", self._what)
         try:
             recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows)
-            self._seq, self._at, self._head = self._last()
+            self._end = self._last()
         except (TokenlakeError, OSError):
             self._lock.release()
             raise
@@ -207,8 +209,13 @@ class LineageLog:
     def anchor(self) -> None:
         """Write down the head of the chain, so that a log cut before it is seen to be short."""
         check_process(self._pid, self._what)
+        with self._anchoring:
+            self._anchor()
+
+    def _anchor(self) -> None:
+        seq, _, last_hash = self._end
         segment, length = self._segments.position
-        head = {"event_seq": self._seq, "event_hash": self._head.hex(), "segment": segment, "length": length}
+        head = {"event_seq": seq, "event_hash": last_hash.hex(), "segment": segment, "length": length}
         temporary = self._directory / "head.tmp"
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -229,13 +236,13 @@ class LineageLog:
         check_process(self._pid, self._what)
         self._closed = True
         self._segments.seal()
-        if self._seq >= 0:
+        if self._end[0] >= 0:
             self.anchor()
         self._lock.release()
 
     def _anchor_once(self) -> None:
         """Anchor a log that a crash left without: one that was opened again and has none has lost it."""
-        if self._seq < 0 or (self._directory / "head.json").exists():
+        if self._end[0] < 0 or (self._directory / "head.json").exists():
             return
         try:
             self.anchor()
@@ -265,7 +272,7 @@ class LineageLog:
             self._opening = None
 
     def _write(self, tickets: list[Ticket[_Events, _Events]]) -> None:
-        seq, at, head = self._seq, self._at, self._head
+        seq, at, head = self._end
         ready: list[tuple[Ticket[_Events, _Events], _Events]] = []
         messages: list[Message] = []
         heads: list[tuple[int, int, bytes]] = []
@@ -283,7 +290,7 @@ class LineageLog:
             if isinstance(outcome, StorageFailed):
                 ticket.error = outcome
             else:
-                self._seq, self._at, self._head = after
+                self._end = after
                 ticket.result = events
 
     def _chain(self, given: _Events, seq: int, at: int, head: bytes) -> tuple[_Events, tuple[int, int, bytes]]:
