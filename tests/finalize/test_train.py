@@ -75,7 +75,7 @@ def batch_of(engine: TinyEngine, answers: list[str]) -> tuple[Batch, dict[str, C
         ids = prompt + sampled
         rows.append((ids, score(engine.model.state_dict(), ids).tolist()))
         message = {"role": "assistant", "content": answer.replace("|", "")}
-        said[f"g_g{number}"] = Conversation([*QUESTION, message], 1.0)
+        said[f"g_g{number}"] = Conversation([*QUESTION, message])
     width = max(len(ids) for ids, _ in rows)
     lengths = torch.tensor([len(ids) for ids, _ in rows])
     there = (torch.arange(width)[None] < lengths[:, None]).to(torch.int64)

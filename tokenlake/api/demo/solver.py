@@ -43,7 +43,6 @@ class Conversation:
     """One rollout as its agent saw it: text."""
 
     messages: Sequence[Mapping[str, Any]]
-    reward: float
 
 
 def make_problems(count: int, seed: int) -> list[Problem]:
@@ -54,16 +53,17 @@ def make_problems(count: int, seed: int) -> list[Problem]:
     return [Problem(entry["question"], str(entry["answer"])) for entry in entries]
 
 
-async def play(client: AsyncClient, group_id: str, rollouts: int, problem: Problem) -> dict[str, Conversation]:
-    """All rollouts of a group at once, and its publication; what was said in each, by rollout id."""
+async def play(
+    client: AsyncClient, group_id: str, rollouts: int, problem: Problem, said: dict[str, Conversation]
+) -> None:
+    """All rollouts of a group at once, and its publication. `said` gets what was said in each before it is sealed."""
     registered = await client.register_group(group_id, rollouts, meta={"task": "chain_sum"})
     slots: Sequence[Mapping[str, Any]] = cast("Any", registered["rollouts"])
-    said = await asyncio.gather(*(_solve(client, slot, problem) for slot in slots))
+    await asyncio.gather(*(_solve(client, slot, problem, said) for slot in slots))
     await client.publish(group_id)
-    return dict(zip((slot["rollout_id"] for slot in slots), said, strict=True))
 
 
-async def _solve(client: AsyncClient, slot: Mapping[str, Any], problem: Problem) -> Conversation:
+async def _solve(client: AsyncClient, slot: Mapping[str, Any], problem: Problem, said: dict[str, Conversation]) -> None:
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": problem.question},
@@ -77,8 +77,8 @@ async def _solve(client: AsyncClient, slot: Mapping[str, Any], problem: Problem)
         messages.append({"role": "user", "content": FOLLOW_UPS[2]})
         completion = await _ask(sdk, messages)
     reward = float((completion.choices[0].message.content or "").strip() == problem.answer)
+    said[slot["rollout_id"]] = Conversation(messages)
     await client.seal(slot["rollout_id"], reward=reward, terminal_response_id=completion.id)
-    return Conversation(messages, reward)
 
 
 async def _ask(sdk: AsyncOpenAI, messages: list[dict[str, Any]]) -> ChatCompletion:

@@ -127,7 +127,7 @@ class _Run:
             dispatched.cancel()
 
     async def _play(self, client: AsyncClient, group_id: str, problem: Problem) -> None:
-        self._said |= await play(client, group_id, self._options.rollouts, problem)
+        await play(client, group_id, self._options.rollouts, problem, self._said)
         self._published.set()
 
     async def _claimed(self, client: AsyncClient, version: int) -> tuple[list[str], list[str]]:
