@@ -40,4 +40,4 @@ def draw(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         axis.set_xlabel("step")
         axis.set_yscale(scale)
     axes[0].legend()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110)  # pyright: ignore[reportUnknownMemberType]  # untyped in matplotlib

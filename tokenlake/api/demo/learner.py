@@ -88,7 +88,7 @@ class Learner:
         self._optimizer.zero_grad()
         loss.backward()  # pyright: ignore[reportUnknownMemberType]  # untyped in torch
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), _GRADIENT_NORM)
-        self._optimizer.step()
+        self._optimizer.step()  # pyright: ignore[reportUnknownMemberType]  # untyped in torch
         behind = (self.version - sampled[valid, 0]).float()
         self.version += 1
         self._past[self.version] = self.state()

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -42,7 +43,8 @@ def retokenize(engine: TinyEngine, batch: Batch, said: Mapping[str, Conversation
     differ = 0
     for row, sample_id in enumerate(batch["sample_ids"]):
         length = int(batch["lengths"][row])
-        ids, mask, logprobs = (batch[name][row, :length].tolist() for name in ("input_ids", "token_mask", "logprobs"))
+        arrays = (batch[name][row, :length] for name in ("input_ids", "token_mask", "logprobs"))
+        ids, mask, logprobs = (cast("Any", each).tolist() for each in arrays)
         if batch["sample_mask"][row] == 1:
             made = _row(engine, said[sample_id], _turns(mask, logprobs))
             differ += made[0] != ids
@@ -57,7 +59,8 @@ def retokenize(engine: TinyEngine, batch: Batch, said: Mapping[str, Conversation
     shape = (len(sequences), width)
     lengths = torch.tensor([len(ids) for ids, _, _ in sequences])
     there = (torch.arange(width)[None] < lengths[:, None]).to(torch.int64)
-    made_batch = batch | {
+    made_batch: dict[str, Any] = {
+        **batch,
         "input_ids": padded([ids for ids, _, _ in sequences], engine.pad_id, torch.int64),
         "token_mask": padded([mask for _, mask, _ in sequences], 0, torch.float32),
         "logprobs": padded([logprobs for _, _, logprobs in sequences], 0.0, torch.float32),
@@ -67,7 +70,7 @@ def retokenize(engine: TinyEngine, batch: Batch, said: Mapping[str, Conversation
         "sequence_ids": there,
         "position_ids": torch.arange(width)[None] * there,
     }
-    return Retokenized(batch=made_batch, differ=differ)
+    return Retokenized(batch=cast("Batch", made_batch), differ=differ)
 
 
 def _turns(mask: list[int], logprobs: list[float]) -> list[list[float]]:
@@ -79,7 +82,9 @@ def _turns(mask: list[int], logprobs: list[float]) -> list[list[float]]:
 def _row(
     engine: TinyEngine, conversation: Conversation, turns: list[list[float]]
 ) -> tuple[list[int], list[int], list[float]]:
-    text = engine.render_text(conversation.messages, [CALCULATOR_TOOL], add_generation_prompt=False)
+    text = engine.render_text(
+        [dict(message) for message in conversation.messages], [CALCULATOR_TOOL], add_generation_prompt=False
+    )
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []

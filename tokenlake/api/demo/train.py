@@ -17,7 +17,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ class _Run:
         return done
 
     @contextlib.asynccontextmanager
-    async def _players(self, client: AsyncClient) -> AsyncIterator[None]:
+    async def _players(self, client: AsyncClient) -> AsyncGenerator[None]:
         """Groups are played, a bounded number at a time, until the block ends; a failure of one fails the run."""
         options = self._options
         problems = make_problems(2 * options.steps * options.groups + options.ahead, options.seed)
