@@ -22,7 +22,7 @@ from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.ingest.tiny.score import score
 from tokenlake.ingest.tiny.tasks import CALCULATOR_TOOL
 
-FLOAT_NOISE = 1e-6
+FLOAT_NOISE = 1e-10
 QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
 
 

@@ -42,8 +42,8 @@ __all__ = ["Options", "main", "train"]
 _log = logging.getLogger(__name__)
 _HANDLED = "SELECT count(*) AS handled FROM claims WHERE consumer = 'trainer'"
 """Groups that were handed out or, being too old, passed over."""
-_FLOAT_NOISE = 1e-6
-"""k3 of a distance of log-probabilities of 1e-3 is 5e-7; one token of another id is a thousand times as far."""
+_FLOAT_NOISE = 1e-10
+"""k3 of two log-probabilities that are 1e-5 apart is 5e-11."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
