@@ -225,7 +225,8 @@ def test_a_disk_below_its_floor_takes_no_call_and_gives_every_answer(
             refused = call()
             assert refused.status_code == 503
             assert ("storage_failed" in refused.text) is (dialect != "messages")  # Anthropic has no such word
-            assert "stay free" in refused.json()["error"]["message"]
+            assert "stored now" in refused.json()["error"]["message"]
+            assert str(door.service.lake.path) not in refused.text, "an agent learns no folder of this machine"
             assert len(door.engine.prompts) == asked
             assert door.request("GET", "/api/v1/rows").json()["rows"]
             assert door.request("GET", "/api/v1/audit").json()["healthy"]

@@ -27,7 +27,7 @@ from tokenlake.errors import (
     Unauthorized,
 )
 
-__all__ = ["INTERNAL", "STATUSES", "error_response", "is_model_path", "plain_error", "status_of"]
+__all__ = ["INTERNAL", "STATUSES", "agent_message", "error_response", "is_model_path", "plain_error", "status_of"]
 
 STATUSES: dict[type[TokenlakeError], tuple[int, str]] = {
     InvalidInput: (400, "invalid_input"),
@@ -49,6 +49,8 @@ STATUSES: dict[type[TokenlakeError], tuple[int, str]] = {
 INTERNAL = "something went wrong here; the log of the service says what"
 """What a client learns of a bug of ours."""
 
+_STORAGE = "the call cannot be stored now: try again later"
+
 _BY_STATUS = {
     400: "invalid_input",
     401: "unauthorized",
@@ -67,6 +69,11 @@ def status_of(error: TokenlakeError) -> tuple[int, str]:
     return next((STATUSES[cls] for cls in type(error).__mro__ if cls in STATUSES), (500, "internal"))
 
 
+def agent_message(error: TokenlakeError) -> str:
+    """What an agent learns of an error: nothing of the folders of this machine, which storage errors name."""
+    return _STORAGE if isinstance(error, StorageFailed | DamagedLake) else error.message
+
+
 def is_model_path(path: str) -> bool:
     """Whether errors on this path are the dialect's: the model routes, with and without a rollout's prefix."""
     return path.startswith(("/ng-rollout/", "/v1/"))
@@ -77,7 +84,8 @@ def error_response(path: str, error: TokenlakeError, headers: Mapping[str, str] 
     status, kind = status_of(error)
     if isinstance(error, Busy):
         headers = {**(headers or {}), "Retry-After": str(math.ceil(error.detail["retry_after_s"]))}
-    return plain_error(path, status, error.message, error.detail, kind=kind, headers=headers)
+    message = agent_message(error) if is_model_path(path) else error.message
+    return plain_error(path, status, message, error.detail, kind=kind, headers=headers)
 
 
 def plain_error(

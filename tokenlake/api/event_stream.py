@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenlake.api.dialects.dialect import Answer, Encoder
-from tokenlake.api.errors_http import INTERNAL, status_of
+from tokenlake.api.errors_http import INTERNAL, agent_message, status_of
 from tokenlake.api.sink import Sink
 from tokenlake.errors import TokenlakeError
 
@@ -91,7 +91,7 @@ class EventStream(Response):
         if error is not None:
             known = isinstance(error, TokenlakeError)
             status, kind = status_of(error) if known else (500, "internal")
-            return self._encoder.error(status, kind, error.message if known else INTERNAL)
+            return self._encoder.error(status, kind, agent_message(error) if known else INTERNAL)
         answer = self._call.result()
         return (b"" if self._started else self._encoder.start(answer.head)) + self._encoder.end(answer)
 
