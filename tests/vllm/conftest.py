@@ -58,8 +58,14 @@ class Served:
     url: str
     log: list[str] = field(default_factory=list[str])
 
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+    def kill(self) -> None:
+        """As a machine that dies: the server and every process that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
 
 
@@ -76,6 +82,7 @@ def served(model: Path, *command: str, **environment: str) -> Iterator[Served]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     made = Served(process, f"http://127.0.0.1:{port}")
     up = threading.Event()
@@ -98,6 +105,7 @@ def served(model: Path, *command: str, **environment: str) -> Iterator[Served]:
     finally:
         if process.poll() is None:
             made.stop()
+        made.kill()
         reader.join(20)
         if process.stdout is not None:
             process.stdout.close()

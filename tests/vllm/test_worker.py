@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -312,7 +311,7 @@ def test_a_worker_that_died_comes_back_and_reads_its_prefixes_from_the_lake(
         (rollout,) = door.register(group)
         first = say(door, rollout, messages, temperature=0.5)
         assert first.choices[0].message.tool_calls, "read by vLLM's own parser"
-        made.stop(signal.SIGKILL)
+        made.kill()
         with pytest.raises(openai.APIStatusError) as refused:
             say(door, rollout, [*messages])
         assert refused.value.status_code == 503
