@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_and_nothing_else_is_half_there(capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash.runner", "--count", "30", "--limit-s", "110"],
+        [sys.executable, "-m", "tests.crash.runner", "--count", "30", "--limit-s", "45"],
         cwd=ROOT,
         capture_output=True,
         text=True,
