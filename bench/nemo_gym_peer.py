@@ -65,7 +65,7 @@ def _stage(work: Sequence[Rollout], path: Path) -> tuple[float, list[list[Any]],
     """(seconds, coordinates by rollout, records)."""
     sink = _JsonLines(path)
     capture = RolloutTokenCapture(sink=sink, weight_version_fn=lambda: 1)
-    inputs = [[(call, rollout.prompt(call)) for call in rollout.calls] for rollout in work]
+    inputs = [[(call, rollout.prompt(call).tolist()) for call in rollout.calls] for rollout in work]
     for rollout in work:
         for call in rollout.calls:
             _ = call.sampled_ids, call.sampled_logprobs
