@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.api.scripted_engine import ScriptedEngine
-from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.capture_ask import CALL_PATH, CAPTURE_PATH, CaptureAsk
 from tokenlake.ingest.engine import SamplingParams
 from tokenlake.ingest.prefixes import Prefixes
@@ -99,20 +99,11 @@ class StubWorker:
                 self.gone.set()
                 return Response(status_code=499)
         made = await running
-        parent = prompt.parent
         ticket = self.capture.begin(
             rollout_id=ask.rollout_id,
             attempt=ask.attempt,
             call_id=ask.call_id,
-            parent=parent
-            and ParentLink(
-                call_id=parent.call_id,
-                root_call_id=parent.root_call_id,
-                depth=parent.depth,
-                cum_len=parent.cum_len,
-                chain_hash=parent.chain_hash,
-                token_ids=prompt.prefix,
-            ),
+            parent=prompt.link,
             sampling=(body["temperature"], body["top_p"], body["top_k"], "raw"),
         )
         coords = self.capture.complete(

@@ -23,7 +23,7 @@ from tokenlake.api.metrics import Metrics
 from tokenlake.api.rollouts import Attempt
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
 from tokenlake.ids import split_rollout_id
-from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.engine import Generation
 from tokenlake.ingest.fingerprint import History
@@ -142,21 +142,12 @@ class Recorder:
 
     def _stage(self, flight: Flight, prompt: Prompt, generation: Generation, logprob_mode: str) -> Coords:
         """Runs in a thread: the only heavy hop."""
-        params, parent = flight.request.params, prompt.parent
+        params = flight.request.params
         ticket = self._capture.begin(
             rollout_id=flight.attempt.rollout_id,
             attempt=flight.attempt.attempt,
             call_id=flight.call_id,
-            parent=None
-            if parent is None
-            else ParentLink(
-                call_id=parent.call_id,
-                root_call_id=parent.root_call_id,
-                depth=parent.depth,
-                cum_len=parent.cum_len,
-                chain_hash=parent.chain_hash,
-                token_ids=prompt.prefix,
-            ),
+            parent=prompt.link,
             sampling=(params.temperature, params.top_p, params.top_k, logprob_mode),
         )
         if generation.fault is not None:

@@ -22,6 +22,7 @@ from tokenlake.ingest.prompter import Origin
 from tokenlake.ingest.resolve import Cause
 from tokenlake.ingest.upstream.client import UpstreamClient, UpstreamRefused
 from tokenlake.ingest.upstream.facts import UpstreamFacts
+from tokenlake.ingest.upstream.sampled import distribution
 from tokenlake.ingest.versions import version_of
 from tokenlake.ingest.visible import VisibleTurn
 
@@ -155,17 +156,8 @@ class RemoteWorker:
             "model": self.state.facts.name,
             "messages": to_messages(conversation.turns),
             **({"tools": list(conversation.tools)} if conversation.tools else {}),
-            "n": 1,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
+            **distribution(params),
             "max_completion_tokens": params.max_tokens,
-            "stop": list(params.stop),
-            "seed": params.seed,
             "ng_capture": ask.to_json(),
         }
 

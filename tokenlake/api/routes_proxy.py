@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter
@@ -79,11 +80,11 @@ async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
         attempt.inflight.discard(call_id)
         attempt.landed.set()
 
-    try:
-        return await _passed(request, f"/{called}".encode(), done)
-    except BaseException:
-        done()
-        raise
+    with ExitStack() as failed:
+        failed.callback(done)
+        answer = await _passed(request, f"/{called}".encode(), done)
+        failed.pop_all()
+    return answer
 
 
 beside.add_api_route("/ng-rollout/{rollout_id}/{path:path}", read_through, methods=["GET"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from tokenlake.api.remote_worker import RemoteWorker, WorkerState, ask_state
@@ -35,12 +36,11 @@ class WorkerPool:
         worker, another lake or another model.
         """
         client = self._connect(url)
-        try:
+        async with AsyncExitStack() as refused:
+            refused.push_async_callback(client.close)
             state = await ask_state(client)
             self._check(state, url, worker_id)
-        except BaseException:
-            await client.close()
-            raise
+            refused.pop_all()
         older = self._workers.get(state.worker_id)
         if older is not None:
             # Calls that still run there end on the older connections.

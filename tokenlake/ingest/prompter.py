@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenlake.errors import DamagedLake, InvalidInput, NotFound, StorageFailed
+from tokenlake.ingest.capture import ParentLink
 from tokenlake.ingest.engine import Message, Tool
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.resolve import Cause, Node
@@ -45,6 +46,18 @@ class Prompt(Origin):
     ids: array[int]
     prefix: bytes
     """The parent's whole sequence as raw int32; empty of a root."""
+
+    @property
+    def link(self) -> ParentLink | None:
+        """The parent as capture is told of it; None of a root."""
+        return self.parent and ParentLink(
+            call_id=self.parent.call_id,
+            root_call_id=self.parent.root_call_id,
+            depth=self.parent.depth,
+            cum_len=self.parent.cum_len,
+            chain_hash=self.parent.chain_hash,
+            token_ids=self.prefix,
+        )
 
 
 class Prompter:

@@ -18,7 +18,7 @@ from tokenlake.ingest.engine import FinishReason, Generation, SamplingParams
 from tokenlake.ingest.upstream.facts import Route
 from tokenlake.ingest.versions import stamped
 
-__all__ = ["PATHS", "read_generation", "sampling_body"]
+__all__ = ["PATHS", "distribution", "read_generation", "sampling_body"]
 
 PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
 _FINISHED: tuple[FinishReason, ...] = ("stop", "length", "abort")
@@ -26,11 +26,9 @@ _TOKEN_PREFIX = "token_id:"
 _MAX_ID = 2**31 - 1
 
 
-def sampling_body(
-    route: Route, model: str, prompt: Sequence[int], params: SamplingParams, limit: int, **more: Any
-) -> dict[str, Any]:
-    """The request for one continuation of exactly `prompt`, of `limit` tokens at most."""
-    sampling: dict[str, Any] = {
+def distribution(params: SamplingParams) -> dict[str, Any]:
+    """What decides how a server samples, all of it: what is left out a server may fill from its model's defaults."""
+    return {
         "n": 1,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -39,9 +37,18 @@ def sampling_body(
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "max_tokens": limit,
         "stop": list(params.stop),
         "seed": params.seed,
+    }
+
+
+def sampling_body(
+    route: Route, model: str, prompt: Sequence[int], params: SamplingParams, limit: int, **more: Any
+) -> dict[str, Any]:
+    """The request for one continuation of exactly `prompt`, of `limit` tokens at most."""
+    sampling: dict[str, Any] = {
+        **distribution(params),
+        "max_tokens": limit,
         "logprobs": 0,
         # Markers of tools and thinking are special tokens of some models: the turn is read from them.
         "skip_special_tokens": False,

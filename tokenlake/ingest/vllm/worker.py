@@ -22,7 +22,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from tokenlake.errors import InvalidInput
-from tokenlake.ingest.capture import CaptureCore, ParentLink
+from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.capture_ask import CaptureAsk
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.prompter import Prompt, Prompter
@@ -103,21 +103,11 @@ class CaptureWorker:
 
     def _staged(self, ask: CaptureAsk, prompt: Prompt, sampled: Sampled, sampling: Sampling) -> Coords:
         """Runs in a thread: the only heavy hop."""
-        parent = prompt.parent
         ticket = self._capture.begin(
             rollout_id=ask.rollout_id,
             attempt=ask.attempt,
             call_id=ask.call_id,
-            parent=None
-            if parent is None
-            else ParentLink(
-                call_id=parent.call_id,
-                root_call_id=parent.root_call_id,
-                depth=parent.depth,
-                cum_len=parent.cum_len,
-                chain_hash=parent.chain_hash,
-                token_ids=prompt.prefix,
-            ),
+            parent=prompt.link,
             sampling=sampling,
         )
         if sampled.fault is not None:
