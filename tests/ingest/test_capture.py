@@ -123,6 +123,7 @@ def test_an_empty_prompt_and_an_empty_answer_are_arrays_too() -> None:
         ("token_id_invalid", {"answer": [21, 2.0]}),
         ("token_id_invalid", {"answer": array("f", [21, 22])}),
         ("token_id_invalid", {"answer": ["token_id:21", "token_id:"]}),
+        ("token_id_invalid", {"answer": ["token_id:21", "token_id:" + 5000 * "9"]}),
         ("logprobs_missing", {"logprobs": None}),
         ("logprobs_missing", {"logprobs": [-0.5, None]}),
         ("logprobs_missing", {"logprobs": [-0.5, "x"]}),

@@ -14,13 +14,25 @@ from typing import cast
 
 from tokenlake.ingest.coords import failure
 
-__all__ = ["Ids", "check_signs", "float32", "int32"]
+__all__ = ["TOKEN_PREFIX", "Ids", "check_signs", "float32", "int32", "token_id"]
 
 Ids = Sequence[int] | Sequence[int | str] | memoryview
 """Token ids: an int32 buffer, or a sequence of integers or `token_id:N` texts."""
 
-_TOKEN_PREFIX = "token_id:"
+TOKEN_PREFIX = "token_id:"
+"""How servers write an id as text."""
+
 _MAX_ID = 2**31 - 1
+_MAX_DIGITS = 4_000
+"""Python refuses to read much longer numbers with an error of its own."""
+
+
+def token_id(value: object) -> int | None:
+    """A token id: a number, or the number in a `token_id:N` text; None for what is neither."""
+    if isinstance(value, str) and value.startswith(TOKEN_PREFIX):
+        digits = value.removeprefix(TOKEN_PREFIX)
+        value = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID else None
 
 
 def int32(values: Ids | None, missing: str) -> memoryview:
@@ -80,9 +92,7 @@ def _converted(values: Sequence[int | str]) -> bytes:
 
 def _id(value: object) -> int:
     """An id that `struct` cannot pack as it is."""
-    if isinstance(value, str) and value.startswith(_TOKEN_PREFIX) and value[len(_TOKEN_PREFIX) :].isascii():
-        digits = value[len(_TOKEN_PREFIX) :]
-        value = int(digits) if digits.isdigit() else None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ID:
+    found = token_id(value)
+    if found is None:
         raise failure("token_id_invalid")
-    return value
+    return found

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tokenlake.errors import EngineFailed
+from tokenlake.ingest.arrays import TOKEN_PREFIX, token_id
 from tokenlake.ingest.engine import FinishReason, Generation, SamplingParams
 from tokenlake.ingest.upstream.facts import Route
 from tokenlake.ingest.versions import stamped
@@ -22,8 +23,6 @@ __all__ = ["PATHS", "distribution", "read_generation", "sampling_body"]
 
 PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
 _FINISHED: tuple[FinishReason, ...] = ("stop", "length", "abort")
-_TOKEN_PREFIX = "token_id:"
-_MAX_ID = 2**31 - 1
 
 
 def distribution(params: SamplingParams) -> dict[str, Any]:
@@ -106,14 +105,7 @@ def _object(value: object) -> dict[str, Any]:
 def _ids(value: object) -> list[int] | None:
     """Ids, also from `token_id:N` texts; None when they are missing, and -1 for one that is no id."""
     array = _array(value)
-    return None if array is None else [_id(item) for item in array]
-
-
-def _id(value: object) -> int:
-    if isinstance(value, str) and value.startswith(_TOKEN_PREFIX):
-        digits = value.removeprefix(_TOKEN_PREFIX)
-        value = int(digits) if digits.isascii() and digits.isdigit() else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID else -1
+    return None if array is None else [-1 if (found := token_id(item)) is None else found for item in array]
 
 
 def _logprobs(route: Route, choice: Mapping[str, Any]) -> tuple[list[float | None] | None, list[int] | None]:
@@ -121,7 +113,7 @@ def _logprobs(route: Route, choice: Mapping[str, Any]) -> tuple[list[float | Non
     fields = _object(choice.get("logprobs"))
     if route == "completions":
         tokens = _array(fields.get("tokens")) or []
-        named = all(isinstance(token, str) and token.startswith(_TOKEN_PREFIX) for token in tokens)
+        named = all(isinstance(token, str) and token.startswith(TOKEN_PREFIX) for token in tokens)
         return _array(fields.get("token_logprobs")), _ids(tokens) if named and tokens else None
     content = _array(fields.get("content"))
     return None if content is None else [_object(item).get("logprob") for item in content], None
