@@ -11,13 +11,12 @@ import hashlib
 import hmac
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenlake.errors import ConfigError, Forbidden, Unauthorized
+from tokenlake.errors import ConfigError, Unauthorized
 
-__all__ = ["Capabilities", "Credential", "bearer", "load_key"]
+__all__ = ["Capabilities", "bearer", "load_key"]
 
 Role = Literal["data", "control"]
 _PREFIX: dict[Role, str] = {"data": "tld", "control": "tlc"}
@@ -57,25 +56,6 @@ def _parse(text: str, where: str) -> bytes:
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """Who asks: the holder of the control token, or of one attempt's capability."""
-
-    rollout_id: str | None
-    """None: the control token, which reaches everything."""
-    attempt: int | None
-
-    def require_all(self) -> None:
-        """Raise `Forbidden` unless this is the control token."""
-        if self.rollout_id is not None:
-            raise Forbidden("a rollout's capability reaches that rollout only: use the control token")
-
-    def require_rollout(self, rollout_id: str) -> None:
-        """Raise `Forbidden` unless this reaches the rollout."""
-        if self.rollout_id not in (None, rollout_id):
-            raise Forbidden("this capability is of another rollout", rollout_id=rollout_id)
-
-
 class Capabilities:
     """Mints and checks the capabilities of one lake."""
 
@@ -99,13 +79,17 @@ class Capabilities:
         """The attempt that a data capability of this rollout may call; raises `Unauthorized`."""
         return self._attempt(presented, rollout_id, "data")
 
-    def control(self, presented: str | None, rollout_id: str | None) -> Credential:
-        """Who asks for something under `rollout_id` (None: for anything else); raises `Unauthorized`."""
+    def control(self, presented: str | None, rollout_id: str | None) -> int | None:
+        """The attempt that who asks for something under `rollout_id` may command; None: the control token, for any.
+
+        Without `rollout_id` it is about something else, for which the control token alone will do. Raises
+        `Unauthorized`.
+        """
         if self.is_control(presented):
-            return Credential(None, None)
+            return None
         if rollout_id is None:
             raise Unauthorized("give the control token as `Authorization: Bearer <token>`")
-        return Credential(rollout_id, self._attempt(presented, rollout_id, "control"))
+        return self._attempt(presented, rollout_id, "control")
 
     def _attempt(self, presented: str | None, rollout_id: str, role: Role) -> int:
         parts = (presented or "").split("-", 2)

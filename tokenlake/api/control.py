@@ -56,10 +56,6 @@ class Control:
         found = rollout and rollout.attempts.get(attempt)
         return found and found.calls.get(call_id)
 
-    def group_of(self, rollout_id: str) -> Group:
-        """The group of a known rollout."""
-        return self.groups[split_rollout_id(rollout_id)[0]]
-
     def apply(self, event: Event) -> None:
         """Fold one event."""
         handler = _HANDLERS.get(event["event_type"])

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from tokenlake.api.auth import Credential, bearer
+from tokenlake.api.auth import bearer
 from tokenlake.api.own_route import OwnRoute, service_of
 from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Attempt
@@ -22,19 +22,19 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
 
 
-def credential(request: Request, rollout_id: str | None = None) -> Credential:
-    """Who asks; raises `Unauthorized` before anything of the body is read."""
+def credential(request: Request, rollout_id: str | None = None) -> int | None:
+    """The attempt that the caller may command, None: any; raises `Unauthorized` before anything of the body is read."""
     presented = bearer(request.headers.get("authorization"))
     return service_of(request).capabilities.control(presented, rollout_id)
 
 
-def _attempt(who: Credential, named: int | None) -> int | None:
+def _attempt(own: int | None, named: int | None) -> int | None:
     """The attempt a command is about: a capability implies its own and reaches no other."""
-    if who.attempt is None:
+    if own is None:
         return named
-    if named is not None and named != who.attempt:
-        raise Forbidden(f"this capability is of attempt {who.attempt}", attempt=who.attempt)
-    return who.attempt
+    if named is not None and named != own:
+        raise Forbidden(f"this capability is of attempt {own}", attempt=own)
+    return own
 
 
 def _registration(request: Request, service: Service, rollout_id: str, attempt: int) -> dict[str, Any]:
@@ -85,13 +85,13 @@ async def put_attempt(request: Request, rollout_id: str, number: str) -> JSONRes
 @router.post("/rollouts/{rollout_id}/freeze")
 async def freeze(request: Request, rollout_id: str) -> JSONResponse:
     """No further calls of this attempt."""
-    who = credential(request, check_rollout_id(rollout_id))
+    own = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, FreezeBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt = await service.lifecycle.freeze(
         rollout_id,
-        attempt=_attempt(who, body.attempt),
+        attempt=_attempt(own, body.attempt),
         terminal_call_id=body.terminal_call_id,
         terminal_response_id=body.terminal_response_id,
     )
@@ -110,14 +110,14 @@ async def freeze(request: Request, rollout_id: str) -> JSONResponse:
 @router.post("/rollouts/{rollout_id}/seal")
 async def seal(request: Request, rollout_id: str) -> JSONResponse:
     """End an attempt with its reward; answers the receipt."""
-    who = credential(request, check_rollout_id(rollout_id))
+    own = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, SealBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     receipt = await service.lifecycle.seal(
         rollout_id,
         reward=body.reward,
-        attempt=_attempt(who, body.attempt),
+        attempt=_attempt(own, body.attempt),
         terminal_call_id=body.terminal_call_id,
         terminal_response_id=body.terminal_response_id,
         scored_text=body.scored_text,
@@ -129,12 +129,12 @@ async def seal(request: Request, rollout_id: str) -> JSONResponse:
 @router.post("/rollouts/{rollout_id}/fail")
 async def fail(request: Request, rollout_id: str) -> JSONResponse:
     """End an attempt without a reward."""
-    who = credential(request, check_rollout_id(rollout_id))
+    own = credential(request, check_rollout_id(rollout_id))
     service = service_of(request)
     body = await read_model(request, FailBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
     attempt: Attempt = await service.lifecycle.fail(
-        rollout_id, reason=body.reason, attempt=_attempt(who, body.attempt), retry=body.retry
+        rollout_id, reason=body.reason, attempt=_attempt(own, body.attempt), retry=body.retry
     )
     return JSONResponse(
         {
