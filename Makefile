@@ -16,7 +16,7 @@ VLLM_STAMP := $(VLLM)/.ready-$(shell cat pyproject.toml tests/vllm/requirements.
 PEERS_STAMP := .bench/nemo-gym/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test test-vllm crash lint format bench clean
+.PHONY: help setup demo train test test-vllm test-gym crash lint format bench clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ $(VLLM_STAMP):
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+test-gym: $(PEERS_STAMP) ## NeMo-Gym's conformance kit and its protocols over a lake
+	@.bench/nemo-gym/bin/python -m pytest tests/ingest/nemo_gym $(ARGS)
+
 crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--count 100 --seed 1")
 	@$(BIN)/python -m tests.crash.runner $(ARGS)
 
@@ -75,7 +78,7 @@ bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## ratios in one run (PEERS=1 adds
 # NeMo-Gym's token_id_capture needs pydantic and orjson only; its package asks for a hundred more.
 $(PEERS_STAMP): $(STAMP)
 	@$(PYTHON) -m venv .bench/nemo-gym
-	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check numpy orjson pydantic
+	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check orjson pydantic pytest --editable .
 	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
 	@touch $@
 

@@ -148,7 +148,7 @@ class CaptureCore:
             return self._failed(ticket, refused.detail.get("reason", "stage_failed"))
         except (TokenlakeError, OSError):
             return self._failed(ticket, "stage_failed")
-        return self._staged(delta, len(sampled) // 4, prompt_digest, place)
+        return Coords.of(delta, len(sampled) // 4, prompt_digest, place)
 
     def _build(
         self,
@@ -264,32 +264,6 @@ class CaptureCore:
             prev_len=prev_len,
             cum_len=prev_len,
             sampling=ticket.sampling,
-        )
-
-    @staticmethod
-    def _staged(delta: Delta, sampled: int, prompt_digest: bytes, place: Place) -> Coords:
-        return Coords(
-            disposition="staged",
-            rollout_id=delta.rollout_id,
-            attempt=delta.attempt,
-            call_id=delta.call_id,
-            parent_call_id=delta.parent_call_id,
-            root_call_id=delta.root_call_id,
-            depth=delta.depth,
-            mode=delta.mode,
-            prev_len=delta.prev_len,
-            delta_len=delta.cum_len - delta.prev_len,
-            cum_len=delta.cum_len,
-            sampled_tokens=sampled,
-            weight_version=delta.weight_version,
-            weight_version_end=delta.weight_version_end,
-            sampling=delta.sampling,
-            finish_reason=delta.finish_reason,
-            digest=delta.digest,
-            chain_hash=delta.chain_hash,
-            extras_digest=delta.extras_digest,
-            prompt_digest=prompt_digest,
-            place=place,
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from tokenlake.errors import CaptureFailed
-from tokenlake.store.delta import Place, Sampling
+from tokenlake.store.delta import Delta, Place, Sampling
 
 __all__ = ["CAPTURE_FAILURES", "Coords", "failure", "place_of"]
 
@@ -72,6 +72,33 @@ class Coords:
     extras_digest: bytes | None = None
     prompt_digest: bytes | None = None
     place: Place | None = None
+
+    @classmethod
+    def of(cls, delta: Delta, sampled: int, prompt_digest: bytes, place: Place) -> Self:
+        """Of a delta that is staged; `sampled` counts what it sampled, `prompt_digest` is its prompt's chain hash."""
+        return cls(
+            disposition="staged",
+            rollout_id=delta.rollout_id,
+            attempt=delta.attempt,
+            call_id=delta.call_id,
+            parent_call_id=delta.parent_call_id,
+            root_call_id=delta.root_call_id,
+            depth=delta.depth,
+            mode=delta.mode,
+            prev_len=delta.prev_len,
+            delta_len=delta.cum_len - delta.prev_len,
+            cum_len=delta.cum_len,
+            sampled_tokens=sampled,
+            weight_version=delta.weight_version,
+            weight_version_end=delta.weight_version_end,
+            sampling=delta.sampling,
+            finish_reason=delta.finish_reason,
+            digest=delta.digest,
+            chain_hash=delta.chain_hash,
+            extras_digest=delta.extras_digest,
+            prompt_digest=prompt_digest,
+            place=place,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As a worker sends it: digests in hexadecimal."""

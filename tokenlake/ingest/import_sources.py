@@ -10,15 +10,14 @@ where the source carries evidence that the lake has no place for: a digest, a ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from tokenlake.errors import ImportRefused, InvalidInput
+from tokenlake.ingest.nemo_gym.digests import entry_digest
 
 __all__ = ["SOURCES", "Fields"]
 
@@ -130,17 +129,14 @@ def _fault(entry: Mapping[str, Any], number: int) -> str | None:
     digest = entry.get("digest")
     if digest is None or entry.get("prompt_is_delta"):
         return None
-    return None if digest == _nemo_gym_digest(entry) else "digest_mismatch"
+    return None if digest == _entry_digest(entry) else "digest_mismatch"
 
 
-def _nemo_gym_digest(entry: Mapping[str, Any]) -> str | None:
-    """SHA-256 of its domain, version 1, the count and the ids, big-endian; of the domain alone for no ids."""
+def _entry_digest(entry: Mapping[str, Any]) -> str | None:
     try:
-        ids = [*entry["prompt_token_ids"], *entry["generation_token_ids"]]
-        raw = struct.pack(f">BQ{len(ids)}Q", 1, len(ids), *ids) if ids else b""
-    except (KeyError, TypeError, struct.error):
+        return entry_digest([*entry["prompt_token_ids"], *entry["generation_token_ids"]])
+    except (KeyError, TypeError, ValueError, OverflowError, InvalidInput):
         return None
-    return hashlib.sha256(b"nemo-gym-tokens" + raw).hexdigest()
 
 
 # ---------------------------------------------------------------- traces

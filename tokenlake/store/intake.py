@@ -28,7 +28,7 @@ from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
 from tokenlake.store.walk import Walk, read_batch, walk
 
-__all__ = ["Change", "Scanned", "Segment", "compacted_places", "segment_path", "take_in"]
+__all__ = ["Change", "Scanned", "Segment", "compacted_places", "new_deltas", "segment_path", "take_in"]
 
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
@@ -89,6 +89,13 @@ def take_in(
     intake.lineage()
     intake.deltas(lambda writer: writer not in skip)
     intake.rows()
+    return intake.change
+
+
+def new_deltas(root: Path, maps: SegmentMaps, known: Scanned) -> Change:
+    """What was staged since what is `known`, by every writer; committed or not."""
+    intake = _Intake(root, maps, known)
+    intake.deltas(lambda _: True)
     return intake.change
 
 

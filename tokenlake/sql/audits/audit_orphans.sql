@@ -1,5 +1,5 @@
 -- what: records that were staged and never committed: a crash between the two leaves them, and a rollout in flight
---   has one for a moment. No row holds them
+--   has one for a moment. No row holds them. What has no token is a mark of a capture and no lost record
 -- grain: finding
 -- reads: deltas, committed_calls, group_of
 CREATE OR REPLACE VIEW audit_orphans WITH (DEFER_BINDING) AS
@@ -17,4 +17,4 @@ LEFT JOIN committed_calls AS calls
         deltas.rollout_id = calls.rollout_id
         AND deltas.attempt = calls.attempt
         AND deltas.call_id = calls.call_id
-WHERE calls.call_id IS NULL;
+WHERE calls.call_id IS NULL AND deltas.cum_len > 0;
