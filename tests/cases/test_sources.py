@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cases.conftest import CaseLake, seal
+from tests.cases.conftest import CaseLake, fail, group, seal
 
 
 def digest(ids: list[int]) -> str:
@@ -85,10 +86,16 @@ def test_what_nemo_gym_itself_does_not_stand_behind_is_a_placeholder(
     assert [row["reason"] for row in case.rows()] == [reason]
 
 
-def test_an_id_of_another_form_is_a_group_of_one(case: CaseLake, tmp_path: Path) -> None:
-    file = write(tmp_path, "7-0.tokens.jsonl", entry("7-0", "a", [1], [2]))
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("7-0", ("7_g0", 0, 1)), ("t_g1-a2", ("t_g1", 2, 2)), ("one", ("one_g0", 0, 1))],
+)
+def test_an_id_of_another_form_has_its_place(
+    case: CaseLake, tmp_path: Path, name: str, place: tuple[str, int, int]
+) -> None:
+    file = write(tmp_path, f"{name}.tokens.jsonl", entry(name, "a", [1], [2]))
     assert take(case, "nemo-gym", file)[0] == 0
-    assert case.sql("SELECT rollout_id, n FROM rollouts") == [("7-0_g0", 1)]
+    assert case.sql("SELECT rollout_id, attempt, n FROM rollouts WHERE attempt IS NOT NULL") == [place]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +143,32 @@ def test_traces_become_rollouts_with_their_turns_and_the_last_reward(case: CaseL
 
 def test_hugging_face_datasets_reads_exported_rows(case: CaseLake, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    file = write(
-        tmp_path, "t.jsonl", {"uid": "q", "prompt_ids": [1], "response_ids": [2], "logprobs": [-0.5], "reward": 1}
-    )
-    take(case, "traces", file)
+    lines = [{"uid": f"q{i}", "prompt_ids": [i], "response_ids": [2], "logprobs": [-0.5], "reward": i} for i in (1, 2)]
+    take(case, "traces", write(tmp_path, "t.jsonl", *lines))
     case.finalize()
-    out = tmp_path / "rows.parquet"
-    assert case.run("rows", "--lake", str(case.path), "--format", "parquet", "--out", str(out))[0] == 0
-    loaded = datasets.load_dataset("parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache"))
-    assert loaded[0]["input_ids"] == [1, 2]
-    assert loaded[0]["row_digest"] is not None
+    out = tmp_path / "rows"
+    assert case.run("rows", "--lake", str(case.path), "--format", "hf", "--out", str(out)) == (0, "", "")
+    loaded = datasets.load_from_disk(str(out))
+    assert [(row["sample_id"], row["input_ids"], row["reward"]) for row in loaded] == [
+        ("q1_g0", [1, 2], 1.0),
+        ("q2_g0", [2, 2], 2.0),
+    ]
+    (exact,) = case.sql("SELECT row_digest, published_at FROM ready_rows WHERE group_id = 'q1'")
+    assert (loaded[0]["row_digest"], loaded[0]["published_at"]) == exact
+    one = tmp_path / "one"
+    assert case.run("rows", "--lake", str(case.path), "--format", "hf", "--group", "q2", "--out", str(one))[0] == 0
+    assert datasets.load_from_disk(str(one))["sample_id"] == ["q2_g0"]
+    status, _, err = case.run("rows", "--lake", str(case.path), "--format", "hf", "--out", str(out))
+    assert (status, "exists" in err) == (2, True)
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [], "nothing is left beside it"
+
+
+def test_an_export_without_the_library_or_a_folder_says_what_is_missing(
+    case: CaseLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.take(group("g"), fail("g_g0"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    status, _, err = case.run("rows", "--lake", str(case.path), "--format", "hf")
+    assert (status, "--out DIR" in err) == (2, True)
+    status, _, err = case.run("rows", "--lake", str(case.path), "--format", "hf", "--out", str(tmp_path / "rows"))
+    assert (status, "pip install 'tokenlake[hf]'" in err) == (2, True)

@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     rows = command("rows", "tokenlake.api.commands:rows", "ready rows")
     _lake(rows)
     rows.add_argument("--group", metavar="G")
-    _format(rows, "jsonl", "arrow", "parquet")
-    rows.add_argument("--out", type=Path, metavar="FILE", help="write there instead of standard output")
+    _format(rows, "jsonl", "arrow", "parquet", "hf")
+    rows.add_argument("--out", type=Path, metavar="PATH", help="write there instead of standard output; hf: a folder")
 
     query = command("sql", "tokenlake.api.commands:query", "read-only SQL over all views")
     _lake(query)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tokenlake import sql
+from tokenlake.api.hf_export import save_dataset
 from tokenlake.api.output import write_table
 from tokenlake.errors import ConfigError, InvalidInput, NotFound
 from tokenlake.finalize import publish
@@ -75,6 +76,11 @@ def rows(arguments: argparse.Namespace) -> int:
     try:
         if arguments.group is not None and lake.sql(sql.read("reads/group"), [arguments.group]).fetchall() == []:
             raise NotFound(f"no group {arguments.group} in {arguments.lake}")
+        if arguments.format == "hf":
+            if arguments.out is None:
+                raise InvalidInput("--format hf writes a folder: name it with --out DIR")
+            save_dataset(lake, arguments.group, arguments.out)
+            return 0
         found = lake.sql(sql.read("reads/rows"), [arguments.group])
         if arguments.out is None:
             write_table(found.to_arrow_table(), arguments.format, sys.stdout.buffer)

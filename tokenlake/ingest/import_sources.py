@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokenlake.errors import ImportRefused, InvalidInput
+from tokenlake.ids import split_rollout_id
+from tokenlake.ingest.nemo_gym.carrier import lake_place
 from tokenlake.ingest.nemo_gym.digests import entry_digest
 
 __all__ = ["SOURCES", "Fields"]
@@ -50,10 +52,15 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
 
 def _place(name: object, number: int) -> tuple[str, int]:
     """(group, index) that a rollout's name says; a name of another form is a group of one."""
+    text = _text(name, number)
+    match = _ROLLOUT.fullmatch(text)
+    return (text, 0) if match is None else (match["group"], int(match["index"]))
+
+
+def _text(name: object, number: int) -> str:
     if not isinstance(name, str) or not name:
         raise ImportRefused(f"line {number}: rollout_id must be a text; nothing was imported", line=number)
-    match = _ROLLOUT.fullmatch(name)
-    return (name, 0) if match is None else (match["group"], int(match["index"]))
+    return name
 
 
 def _groups(places: Mapping[str, int]) -> Iterator[Fields]:
@@ -71,34 +78,42 @@ def _nemo_gym(path: Path) -> Iterator[Fields]:
     places: dict[str, int] = {}
     for file in files:
         for number, entry in _lines(file):
-            group_id, index = _place(entry.get("rollout_id"), number)
+            group_id, index = split_rollout_id(_gym_place(entry.get("rollout_id"), number)[0])
             places[group_id] = max(index, places.get(group_id, 0))
     yield from _groups(places)
     for file in files:
         yield from _rollouts(file)
 
 
+def _gym_place(name: object, number: int) -> tuple[str, int]:
+    """(rollout id, attempt) of a rollout that NeMo-Gym names so."""
+    try:
+        return lake_place(_text(name, number))
+    except InvalidInput as error:
+        raise ImportRefused(f"line {number}: {error.message}; nothing was imported", line=number) from error
+
+
 def _rollouts(file: Path) -> Iterator[Fields]:
     """The calls of a file, and the end of each rollout that the capture itself gave up."""
-    lost: dict[str, tuple[int, str]] = {}
+    lost: dict[tuple[str, int], tuple[int, str]] = {}
     for number, entry in _lines(file):
-        group_id, index = _place(entry.get("rollout_id"), number)
-        rollout = f"{group_id}_g{index}"
+        place = _gym_place(entry.get("rollout_id"), number)
         why = _fault(entry, number)
         if why is not None:
-            lost.setdefault(rollout, (number, why))
+            lost.setdefault(place, (number, why))
         if file.with_name(file.name.removesuffix(".jsonl") + ".incomplete").exists():
-            lost.setdefault(rollout, (number, "incomplete"))
-        yield number, _nemo_gym_call(entry, rollout)
-    for rollout, (number, why) in lost.items():
-        yield number, {"type": "fail", "rollout_id": rollout, "reason": why}
+            lost.setdefault(place, (number, "incomplete"))
+        yield number, _nemo_gym_call(entry, *place)
+    for (rollout, attempt), (number, why) in lost.items():
+        yield number, {"type": "fail", "rollout_id": rollout, "attempt": attempt, "reason": why}
 
 
-def _nemo_gym_call(entry: Mapping[str, Any], rollout: str) -> dict[str, Any]:
+def _nemo_gym_call(entry: Mapping[str, Any], rollout: str, attempt: int) -> dict[str, Any]:
     routed = entry.get("routed_experts")
     call: dict[str, Any] = {
         "type": "call",
         "rollout_id": rollout,
+        "attempt": attempt,
         "call_id": entry.get("model_call_id"),
         "generation_token_ids": entry.get("generation_token_ids"),
         "generation_logprobs": entry.get("generation_log_probs"),
