@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from tokenlake import sql
 from tokenlake.api.cli import _parser
+from tokenlake.store.lake import OwnedLake
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -56,6 +58,23 @@ def test_the_lines_are_found() -> None:
     assert commands_of("a/bin/tokenlake sql \\\n  --lake $LAKE 'SELECT 1' | cat") == [
         ["sql", "--lake", "1", "SELECT 1"]
     ]
+
+
+def test_the_queries_of_the_lines_run(tmp_path: Path) -> None:
+    with OwnedLake.open(tmp_path / "lake") as lake:
+        queries = [words[-1] for (words,) in (line.values for line in LINES) if words[0] == "sql"]
+        for query in queries:
+            lake.sql(query).fetchall()
+    assert len(queries) > 4
+
+
+def test_the_runbook_names_reasons_that_exist() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## When rows are masked")[2].partition("\n## ")[0]
+    first_cells = re.findall(r"^\| (`.*?) \| ", page, re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+    reasons = set(re.findall(r"'(\w+)'", sql.read("views/placeholder_reason")))
+    assert len(named) > 20
+    assert named <= reasons
 
 
 @pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sh")), ids=lambda path: path.name)
