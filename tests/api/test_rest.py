@@ -98,6 +98,10 @@ def test_large_bodies_are_compressed_for_who_takes_that(door: Door) -> None:
         assert packed.headers["content-encoding"] == "gzip"
         assert int(packed.headers["content-length"]) < len(plain.content)
         assert packed.content == plain.content
+    for refused in ("gzip;q=0", "br, gzip; q=0.000", "xgzip", "identity"):
+        assert "content-encoding" not in door.request("GET", "/api/v1/rows", accept_encoding=refused).headers
+    for taken in ("br, gzip;q=0.05", "GZIP", "gzip;q=1.0, identity;q=0"):
+        assert "content-encoding" in door.request("GET", "/api/v1/rows", accept_encoding=taken).headers
     assert "content-encoding" not in door.request("GET", "/healthz", accept_encoding="gzip").headers
 
 

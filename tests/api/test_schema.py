@@ -1,4 +1,4 @@
-"""The service against its own schema: what schemathesis makes of it, well-formed and not, is answered as the schema says.
+"""The service against its own schema: what schemathesis makes of it, well-formed or not, is answered as it says.
 
 A long run: `SCHEMA_EXAMPLES=300 pytest tests/api/test_schema.py`.
 """

@@ -95,7 +95,7 @@ def test_an_id_of_another_form_has_its_place(
 ) -> None:
     file = write(tmp_path, f"{name}.tokens.jsonl", entry(name, "a", [1], [2]))
     assert take(case, "nemo-gym", file)[0] == 0
-    assert case.sql("SELECT rollout_id, attempt, n FROM rollouts WHERE attempt IS NOT NULL") == [place]
+    assert case.sql("SELECT rollout_id, attempt, n FROM rollouts WHERE calls > 0") == [place]
 
 
 @pytest.mark.parametrize(
