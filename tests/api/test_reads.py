@@ -14,7 +14,7 @@ from tests.api.test_http import published
 from tokenlake.api.queries import ARROW_STREAM
 from tokenlake.store.retention import retire_named
 
-READERS, ROUNDS = 4, 8
+READERS, ROUNDS = 3, 4
 
 
 def test_every_answer_is_of_what_was_asked_while_groups_come_and_go(door: Door) -> None:
@@ -49,7 +49,7 @@ def test_every_answer_is_of_what_was_asked_while_groups_come_and_go(door: Door) 
     with ThreadPoolExecutor(READERS + 2) as pool:
         reading = [pool.submit(read, name) for name in names]
         reading += [pool.submit(sql, i) for i in range(2)]
-        for i in range(6):
+        for i in range(3):
             published(door, 1, f"new{i}")
             retire_named(door.service.lake, groups=[f"new{i}"])
         done.set()

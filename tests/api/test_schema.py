@@ -35,7 +35,7 @@ def test_every_route_answers_as_its_schema_says(opened: Opener, mode: str) -> No
     checks.load_all_checks()
     wanted = [checks.CHECKS.get_one(name) for name in CHECKS]
     tried = 0
-    with opened() as door:
+    with opened(sql_timeout_s=60.0) as door:
         door.register("g7", 2)
         document = door.request("GET", "/api/v1/openapi.json", token=None).json()
         schema = schemathesis.openapi.from_dict(document)
