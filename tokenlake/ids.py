@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 
+from tokenlake.clock import now_us
 from tokenlake.errors import InvalidInput
 
 __all__ = ["check_call_id", "check_group_id", "check_rollout_id", "mint_call_id", "rollout_id", "split_rollout_id"]
@@ -60,4 +60,4 @@ def check_rollout_id(value: object) -> str:
 
 def mint_call_id() -> str:
     """A new call id: 13 hex digits of microseconds since the epoch, then 64 random bits. Sorts in time."""
-    return f"{time.time_ns() // 1000:013x}{secrets.token_hex(8)}"
+    return f"{now_us():013x}{secrets.token_hex(8)}"

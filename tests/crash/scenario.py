@@ -75,8 +75,8 @@ class Child:
 
     def __init__(self, path: Path, tell: Tell) -> None:
         self.tell = tell
-        jumps, real = cycle(_JUMPS_S), time.time_ns
-        time.time_ns = lambda: real() + next(jumps) * 10**9
+        jumps, real = cycle(_JUMPS_S), time.monotonic_ns
+        time.monotonic_ns = lambda: real() + next(jumps) * 10**9
         self.lake = OwnedLake.open(path, segment_max_bytes=20_000)
         self.buffer = ReplayBuffer(self.lake)
 

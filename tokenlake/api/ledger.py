@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenlake.api.control import Control
 from tokenlake.errors import Conflict
 
-__all__ = ["Ledger", "LineageWriter", "now_us"]
+__all__ = ["Ledger", "LineageWriter"]
 
 
 class LineageWriter(Protocol):
@@ -56,8 +55,3 @@ class Ledger:
     async def _append(self, events: Sequence[dict[str, Any]]) -> None:
         for event in await asyncio.to_thread(self._lineage.append_many, events):
             self._control.apply(event)
-
-
-def now_us() -> int:
-    """Microseconds since the epoch."""
-    return time.time_ns() // 1000

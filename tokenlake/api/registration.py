@@ -8,8 +8,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from tokenlake.api.control import Control
-from tokenlake.api.ledger import Ledger, now_us
+from tokenlake.api.ledger import Ledger
 from tokenlake.api.rollouts import Attempt, Group
+from tokenlake.clock import now_us
 from tokenlake.errors import Busy, Conflict, NotFound
 from tokenlake.ids import rollout_id as make_rollout_id
 from tokenlake.ids import split_rollout_id

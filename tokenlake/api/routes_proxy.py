@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenlake.api.credentials import authorized_attempt, require_control
-from tokenlake.api.ledger import now_us
 from tokenlake.api.own_route import service_of
 from tokenlake.api.wire import read_bytes
+from tokenlake.clock import now_us
 from tokenlake.errors import NotFound
 from tokenlake.ids import mint_call_id
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenlake import sql
+from tokenlake.clock import now_us
 from tokenlake.errors import Conflict, InvalidInput, NotFound
 from tokenlake.ids import check_call_id, mint_call_id
 from tokenlake.store.lake import OwnedLake
@@ -89,7 +89,7 @@ class ReplayBuffer:
         with self._one:
             if key is not None and (known := self._find(None, key, consumer)) is not None:
                 return known
-            now = time.time_ns() // 1000 if now is None else now
+            now = now_us() if now is None else now
             version, bound = self._terms(current_version, max_staleness)
             back = [
                 _event("rows_released", each, reason="lease_ended")

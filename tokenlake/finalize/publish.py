@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenlake import sql
+from tokenlake.clock import now_us
 from tokenlake.errors import DamagedLake, NotFound
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.policy import parse_policy
@@ -68,7 +68,7 @@ def publish_due(
     default: the clock). `force_deadline` takes the deadline as passed. Raises `NotFound` for an unknown group.
     """
     with _publishing:
-        now = time.time_ns() // 1000 if now is None else now
+        now = now_us() if now is None else now
         policy = set_policy(lake, {})
         wanted = _known(lake, groups)
         _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)

@@ -10,11 +10,11 @@ hash; it is neither converted nor hashed again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tokenlake.clock import now_us
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed, TokenlakeError
 from tokenlake.ingest.arrays import Ids, check_signs, float32, int32
 from tokenlake.ingest.coords import Coords, failure
@@ -216,7 +216,7 @@ class CaptureCore:
             cum_len=prev_len + count,
             weight_version=weight_version,
             weight_version_end=weight_version_end,
-            staged_at=time.time_ns() // 1000,
+            staged_at=now_us(),
             extras_digest=extras_hash,
             chain_hash=chain,
             digest=digest,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenlake.clock import now_us
 from tokenlake.errors import DamagedLake, FormatError, StorageFailed, TokenlakeError
 from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.deltas import check_writer_name
@@ -298,7 +298,7 @@ class LineageLog:
         events: _Events = []
         for columns in given:
             seq += 1
-            at = max(at + 1, time.time_ns() // 1000)
+            at = max(at + 1, now_us())
             event = {
                 **columns,
                 "schema_version": SCHEMA_VERSION,

@@ -7,11 +7,11 @@ event on, an absent delta is retired and no fault. A crash in between leaves rec
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenlake import sql
+from tokenlake.clock import now_us
 from tokenlake.errors import ConfigError, Conflict, NotFound
 from tokenlake.ids import split_rollout_id
 from tokenlake.store.compact import Compaction
@@ -56,7 +56,7 @@ def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None, min_reco
         raise ConfigError("retention without a condition would remove every delta: give one, or name the groups")
     before = None
     if rule.older_than_s is not None:
-        before = (time.time_ns() // 1000 if now is None else now) - int(rule.older_than_s * 1e6)
+        before = (now_us() if now is None else now) - int(rule.older_than_s * 1e6)
     found = lake.sql(sql.read("reads/retirable"), [before, rule.below_version, rule.consumed]).fetchall()
     groups = [group_id for (group_id,) in found]
     detail = {name: getattr(rule, name) for name in rule.__slots__ if getattr(rule, name)}
