@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -156,6 +157,30 @@ def test_a_lost_or_damaged_index_is_rebuilt_with_the_same_content(
         assert (after[0], after[1][: len(before[1])], after[2]) == before
         assert (path / "index.duckdb.bad-1").exists() is moved
         assert len(caplog.records) == int(moved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["ALTER TABLE tl_events DROP COLUMN detail; UPDATE tl_layout SET layout = 'older'", "DROP TABLE tl_layout"],
+)
+def test_an_index_of_another_version_is_noticed_and_built_anew(
+    tmp_path: Path, make_delta: Make, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    """Nothing is written into it that would miss the column, and no query is asked at the start."""
+    path = tmp_path / "lake"
+    with OwnedLake.open(path) as lake:
+        before = fill(lake, make_delta)
+    con = duckdb.connect(str(path / "index.duckdb"))
+    con.execute(change)
+    con.close()
+    with caplog.at_level(logging.INFO), OwnedLake.open(path) as lake:
+        after = content(lake)
+        assert (after[0], after[1][: len(before[1])], after[2]) == before
+    assert "another version: built anew" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO), OwnedLake.open(path):
+        assert not list(path.glob("index.duckdb.bad-*"))
+    assert not caplog.records
 
 
 def killed_log(path: Path) -> None:

@@ -6,6 +6,7 @@ transaction, so a query never sees a group without its rows or a call without it
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from tokenlake.store.intake import Change, Scanned, compacted_places, segment_pa
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.schema import PLACE
 
-__all__ = ["Index"]
+__all__ = ["Index", "layout"]
 
 _TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_anchors")
 _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
@@ -49,6 +50,11 @@ _ROW_PLACES = pa.schema(
         pa.field("group_id", pa.string()),
     ]
 )
+
+
+def layout() -> str:
+    """What stands for the tables of an index of this version: a digest of their definitions."""
+    return hashlib.sha256("".join(sql.read(f"tables/{name}") for name in _TABLES).encode()).hexdigest()
 
 
 class Index:

@@ -1,5 +1,6 @@
-"""`index.duckdb`: opened, or moved aside and built anew from the Arrow files when it is of no use.
+"""`index.duckdb`: opened, or built anew from the Arrow files when it is of no use.
 
+One that cannot be used is moved aside first; one that another version left, with other tables, is not worth keeping.
 Where the disk takes neither, the index is held in memory until the next start: it is only an index.
 """
 
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import duckdb
 
-from tokenlake.store.index import Index
+from tokenlake import sql
+from tokenlake.store.index import Index, layout
 
 __all__ = ["memory_index", "open_index", "remove_index"]
 
@@ -25,6 +27,9 @@ def open_index(root: Path) -> Index:
         if not (root / _NAME).exists() and not (root / _LOG_NAME).exists():
             return _opened(root, str(root / _NAME))
         try:
+            if _outdated(root):
+                _log.info("%s of %s is of another version: built anew", _NAME, root)
+                remove_index(root)
             return _opened(root, str(root / _NAME))
         except duckdb.Error as error:
             kept = _move_aside(root)
@@ -51,12 +56,25 @@ def _opened(root: Path, database: str) -> Index:
     usable = False
     try:
         index = Index(root, con)
+        con.execute(sql.read("tables/tl_layout"))
+        con.execute(sql.read("index/stamp"), [layout()])
         index.refresh()
         usable = True
         return index
     finally:
         if not usable:
             con.close()
+
+
+def _outdated(root: Path) -> bool:
+    """Whether the index has other tables than this version: nothing would miss their columns until a query did."""
+    con = duckdb.connect(str(root / _NAME))
+    try:
+        return con.execute(sql.read("index/layout")).fetchall() != [(layout(),)]
+    except duckdb.CatalogException:
+        return True
+    finally:
+        con.close()
 
 
 def _move_aside(root: Path) -> str:
