@@ -23,6 +23,7 @@ class StubEngine:
     vocab_size = 1_114_112
     pad_id = 0
     weight_version: int | None = 1
+    running = True
 
     def __init__(self, length: int = 32) -> None:
         self.length = length

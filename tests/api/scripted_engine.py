@@ -33,6 +33,7 @@ class ScriptedEngine:
     def __init__(self, *, max_model_len: int = 100_000) -> None:
         self.max_model_len = max_model_len
         self.weight_version: int | None = 7
+        self.running = True
         self.answers: list[list[int]] = []
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []

@@ -8,6 +8,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -169,26 +170,50 @@ def test_an_engine_that_dies_poisons_nothing(door: Door) -> None:
     assert (receipt["terminal_call_id"], receipt["reason"]) == (call_id(last), None)
 
 
-def hang_up_during_commit(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """The client goes away after the delta was staged and before a byte of its answer."""
+@contextlib.contextmanager
+def held_back(door: Door, kind: str) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Events of one kind wait at the disk: whether one has come, and what lets it go on."""
     reached, go_on = threading.Event(), threading.Event()
     log = door.service.ledger._lineage
 
     class Slow:
         def append_many(self, events: Any) -> Any:
-            if events[0]["event_type"] == "call_committed":
+            if events[0]["event_type"] == kind:
                 reached.set()
                 assert go_on.wait(30)
             return log.append_many(events)
 
     door.service.ledger._lineage = Slow()
-    connection = hang_up(door, rollout, messages)
-    assert reached.wait(30)
-    connection.close()
-    wait_for(door, lambda: next(iter(door.service.gate._flights)).gone)
-    go_on.set()
-    wait_for(door, lambda: bool(current(door, rollout["rollout_id"]).undelivered))
+    yield reached, go_on
     door.service.ledger._lineage = log
+
+
+def hang_up_during_commit(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """The client goes away after the delta was staged and before a byte of its answer."""
+    with held_back(door, "call_committed") as (reached, go_on):
+        connection = hang_up(door, rollout, messages)
+        assert reached.wait(30)
+        connection.close()
+        wait_for(door, lambda: next(iter(door.service.gate._flights)).gone)
+        go_on.set()
+        wait_for(door, lambda: bool(current(door, rollout["rollout_id"]).undelivered))
+
+
+def test_a_retry_that_meets_its_own_call_being_aborted_is_sampled_anew(door: Door) -> None:
+    (rollout,) = door.register()
+    key = "Idempotency-Key: k"
+    door.engine.hold = True
+    with held_back(door, "call_failed") as (reached, go_on), ThreadPoolExecutor() as pool:
+        hang_up(door, rollout, [U5], key).close()
+        assert reached.wait(30)
+        door.engine.hold = False
+        again = pool.submit(chat, door, rollout, [U5], Idempotency_Key="k")
+        wait_for(door, lambda: door.service.slots.taken == 2)
+        go_on.set()
+        assert again.result().status_code == 200
+    assert [event["reason"] for event in door.events("call_failed")] == ["client_disconnected"]
+    assert len(door.events("call_committed")) == 1
+    assert door.client.seal("g_g0", reward=1.0)["reason"] is None
 
 
 def test_an_undelivered_answer_stays_undelivered_after_a_restart(opened: Opener) -> None:

@@ -70,14 +70,14 @@ def test_a_duplicate_in_flight_joins_it(door: Door) -> None:
     assert len(door.engine.prompts) == 1
 
 
-def hang_up(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]]) -> socket.socket:
+def hang_up(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]], *headers: str) -> socket.socket:
     """Send a call and keep the connection, for the caller to close."""
     host, port = door.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": messages}).encode()
     head = (
         f"POST /ng-rollout/{rollout['rollout_id']}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
         f"Authorization: Bearer {rollout['data_capability']}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {len(body)}\r\n" + "".join(f"{header}\r\n" for header in headers) + "\r\n"
     )
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head.encode() + body)

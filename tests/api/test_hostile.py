@@ -81,6 +81,37 @@ def test_what_has_another_type_is_refused_by_name(door: Door, speaker: type[Spea
     assert nothing_happened(door)
 
 
+TWICE = {
+    "top": ('{"model":"m",', '{"model":"m","temperature":0,"temperature":1,', "temperature"),
+    "deep": ('{"model":"m",', '{"model":"m","metadata":{"a":{"k":1,"k":1}},', "k"),
+    "odd": ('{"model":"m",', f'{{"model":"m","{HALF}":1,"{HALF}":2,', "\\ud800"),
+    "long": ('{"model":"m",', f'{{"model":"m","{"x" * 9999}":1,"{"x" * 9999}":2,', "x" * 80 + " twice"),
+}
+
+
+@speaking
+@pytest.mark.parametrize("where", TWICE)
+def test_a_key_that_is_there_twice_is_refused_by_name(door: Door, speaker: type[Speaker], where: str) -> None:
+    (rollout,) = door.register()
+    agent = speaker(door, rollout)
+    before, after, named = TWICE[where]
+    body = json.dumps(agent.body([ASK], []), separators=(",", ":"))
+    assert before in body
+    answer = sent(
+        door, "POST", f"/ng-rollout/g_g0{agent.path}", body.replace(before, after), rollout["data_capability"]
+    )
+    assert answer.status_code == 400
+    assert named in error_of(speaker, answer)["message"]
+    assert nothing_happened(door)
+
+
+def test_a_seal_with_two_rewards_seals_nothing(door: Door) -> None:
+    door.register()
+    answer = sent(door, "POST", "/api/v1/rollouts/g_g0/seal", '{"reward":1,"reward":0}')
+    assert (answer.status_code, answer.json()["error"]["detail"]) == (400, {"field": "reward"})
+    assert door.client.rollout("g_g0")["state"] == "open"
+
+
 @speaking
 def test_a_number_that_no_answer_could_repeat_is_refused(door: Door, speaker: type[Speaker]) -> None:
     """The Responses dialect echoes metadata, after the commit."""

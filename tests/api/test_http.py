@@ -78,6 +78,9 @@ def test_every_route_has_one_error_shape(door: Door) -> None:
 def test_health_needs_no_token(door: Door) -> None:
     assert door.request("GET", "/healthz", token=None).json() == {"status": "ok"}
     assert door.request("GET", "/readyz", token=None).json() == {"status": "ready"}
+    for path in ("/healthz", "/readyz"):
+        asked = door.request("HEAD", path, token=None)
+        assert (asked.status_code, asked.content) == (200, b"")
 
 
 def test_an_oversized_body_is_refused_before_it_is_read(opened: Opener) -> None:

@@ -36,15 +36,15 @@ class Archive:
 
     async def recall(self, group_id: str) -> Group | None:
         """Bring a group into `Control`, unless it is there or was never registered."""
-        async with self._locks.of(group_id):
-            group = self._control.groups.get(group_id)
-            if group is None:
-                for event in await self._events([group_id]):
-                    self._control.apply(event)
-                return self._control.groups.get(group_id)
-            if group.state != "open":
-                self._control.used(group_id)
-            return group
+        if group_id not in self._control.groups:
+            async with self._locks.of(group_id):
+                if group_id not in self._control.groups:
+                    for event in await self._events([group_id]):
+                        self._control.apply(event)
+        group = self._control.groups.get(group_id)
+        if group is not None and group.state != "open":
+            self._control.used(group_id)
+        return group
 
     async def look_up(self, names: Iterable[str]) -> dict[str, Group]:
         """Groups by id, for reading only: those that are not in memory do not stay there."""

@@ -40,6 +40,11 @@ class Flight:
         """Whether nobody waits any more."""
         return self.waiters <= 0
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether nothing will come of it: nobody waited, so it is being aborted, or will not be begun."""
+        return self.gone and self.phase in ("preparing", "generating")
+
     def cut_off(self) -> bool:
         """End what is being streamed; whether any of it was sent before."""
         if self.sink is None:

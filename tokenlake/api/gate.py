@@ -158,23 +158,30 @@ class Gate:
     async def _repeated(self, flight: Flight, *, sdk_retry: bool) -> Answer | None:
         attempt, key = flight.attempt, flight.idempotency_digest
         if key is not None:
-            for other, task in self._flights.items():
-                if other.attempt is attempt and other.idempotency_digest == key:
-                    _same_body(other.request_digest, flight.request_digest)
-                    return await self._join(flight, other, task)
+            while (running := self._running(attempt, lambda other: other.idempotency_digest == key)) is not None:
+                _same_body(running[0].request_digest, flight.request_digest)
+                if not running[0].abandoned:
+                    return await self._join(flight, *running)
+                await asyncio.wait({running[1]})
             call_id = attempt.keys.get(key)
             if call_id is not None:
                 _same_body(attempt.calls[call_id].request_digest, flight.request_digest)
                 return await self._again(attempt, call_id)
         elif sdk_retry:
-            for other, task in self._flights.items():
-                if other.attempt is attempt and other.request_digest == flight.request_digest and not other.gone:
-                    return await self._join(flight, other, task)
+            running = self._running(
+                attempt, lambda other: other.request_digest == flight.request_digest and not other.abandoned
+            )
+            if running is not None:
+                return await self._join(flight, *running)
             parents = {call.node.parent.call_id for call in attempt.calls.values() if call.node.parent is not None}
             for call_id, call in reversed(attempt.calls.items()):
                 if call.request_digest == flight.request_digest and call_id not in parents:
                     return await self._again(attempt, call_id)
         return None
+
+    def _running(self, attempt: Attempt, same: Callable[[Flight], bool]) -> tuple[Flight, asyncio.Task[Answer]] | None:
+        """The call of an attempt that is under way and the same."""
+        return next((each for each in self._flights.items() if each[0].attempt is attempt and same(each[0])), None)
 
     @staticmethod
     async def _join(flight: Flight, other: Flight, task: asyncio.Task[Answer]) -> Answer:

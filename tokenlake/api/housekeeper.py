@@ -1,7 +1,7 @@
 """Upkeep while the service runs: compaction and retention, in a thread, one run at a time.
 
 Model calls go on meanwhile: a run holds no lock that they wait for but for the footer of one segment. A run that a
-backup keeps away, or that the disk refuses, is logged, counted and tried again the next time.
+backup keeps away, that the disk refuses, or that breaks, is logged, counted and tried again the next time.
 """
 
 from __future__ import annotations
@@ -70,9 +70,14 @@ class Housekeeper:
                 groups, done = retired.groups, retired.compaction
             else:
                 done = self._lake.compact(min_records=self._settings.compact_min_records)
-        except TokenlakeError as error:
+        except Exception as error:  # noqa: BLE001 - the border of the background: nobody else would hear of it
+            known = isinstance(error, TokenlakeError)
             self._metrics.upkeep_failures.labels(type(error).__name__).inc()
-            _log.warning("upkeep failed and is tried again in %g s: %s", self._settings.compact_every_s, error.message)
+            _log.warning(
+                "upkeep failed and is tried again in %g s: %s",
+                *(self._settings.compact_every_s, error.message if known else type(error).__name__),
+                exc_info=not known,
+            )
             return
         seconds = time.monotonic() - began
         self._metrics.upkept(done, len(groups), seconds)

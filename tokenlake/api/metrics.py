@@ -34,6 +34,9 @@ class Metrics:
         self.stage = Histogram("stage_seconds", "Building and syncing one delta.", registry=self.registry)
         self.stage_bytes = Counter("stage_bytes", "Bytes of staged deltas.", registry=self.registry)
         self.rows = Counter("finalize_rows", "Published rows.", ["valid", "reason"], registry=self.registry)
+        self.finalize_failures = Counter(
+            "finalize_failures", "Runs of publishing that failed, by error.", ["error"], registry=self.registry
+        )
         self.finalize = Histogram("finalize_seconds", "One run of publishing.", registry=self.registry)
         self.delivered = Gauge(
             "finalize_delivered_fraction", "Valid rows by all, of the last published group.", registry=self.registry

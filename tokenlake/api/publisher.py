@@ -1,7 +1,8 @@
 """Publishing in the background: groups whose rollouts have ended at once, others at their deadline.
 
 What a row is, is decided in `tokenlake.finalize`; this only calls it, one run at a time in a thread, and tells the gate
-which groups are closed. A run that fails is logged, counted and tried again at the next tick.
+which groups are closed. While a group is published no command of it runs: each comes before or finds it closed. A run
+that fails, for whatever reason, is logged, counted and tried again at the next tick, each group by itself.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
 
 from tokenlake import sql
 from tokenlake.api.control import Control
-from tokenlake.api.ledger import now_us
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.queries import fetch
+from tokenlake.api.registration import GroupLocks
 from tokenlake.api.rollouts import Group
 from tokenlake.api.settings import Settings
+from tokenlake.clock import now_us
 from tokenlake.errors import Conflict, NotFound, TokenlakeError
 from tokenlake.finalize.publish import PublishedGroup, publish_due
 from tokenlake.store.lake import OwnedLake
@@ -32,9 +35,12 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Watches groups and publishes those that are due."""
 
-    def __init__(self, lake: OwnedLake, control: Control, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self, lake: OwnedLake, control: Control, locks: GroupLocks, metrics: Metrics, settings: Settings
+    ) -> None:
         self._lake = lake
         self._control = control
+        self._locks = locks
         self._metrics = metrics
         self._settings = settings
         self._wake = asyncio.Event()
@@ -51,20 +57,36 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
+        together = True
         while True:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.tick_s)
-            except TimeoutError:
-                await self._expire()
             self._wake.clear()
-            due = [group.group_id for group in self._control.groups.values() if self._is_due(group)]
-            if not due:
-                continue
             try:
-                await self.publish(due)
-            except TokenlakeError as error:
-                _log.exception("publishing failed and is tried again: %s", error.message)
+                await self._expire()
+                await self._publish_what_is_due(together=together)
+                together = True
+            except Exception as error:  # noqa: BLE001 - the border of the background: nobody else would hear of it
+                together = False
+                self._metrics.finalize_failures.labels(type(error).__name__).inc()
+                _log.exception("publishing failed and is tried again")
                 await asyncio.sleep(self._settings.tick_s)
+
+    async def _publish_what_is_due(self, *, together: bool) -> None:
+        """Publish groups that are due; not `together`, the first failure does not keep the others from it."""
+        due = [
+            group.group_id
+            for group in self._control.groups.values()
+            if self._is_due(group) and not self._locks.of(group.group_id).locked()
+        ]
+        failure: Exception | None = None
+        for names in [due] if together else [[name] for name in due]:
+            try:
+                await self.publish(names)
+            except Exception as error:  # noqa: BLE001 - raised again, when the others have had their turn
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def publish(self, groups: Iterable[str], *, force_deadline: bool = False) -> list[PublishedGroup]:
         """Publish these groups now, as far as they are due. Once begun it is not undone by cancellation."""
@@ -77,15 +99,21 @@ class Publisher:
             return
 
     async def _publish(self, names: list[str], force_deadline: bool) -> list[PublishedGroup]:
-        async with self._one:
-            names = [name for name in names if self._control.groups[name].state == "open"]
+        async with self._one, AsyncExitStack() as held:
+            for name in sorted(names):
+                await held.enter_async_context(self._locks.of(name))
+            names = [
+                name for name in names if name in self._control.groups and self._control.groups[name].state == "open"
+            ]
             if not names:
                 return []
             for name in names:
                 self._close(self._control.groups[name], closing=True)
             began = time.monotonic()
             try:
-                done = await asyncio.to_thread(publish_due, self._lake, groups=names, force_deadline=force_deadline)
+                done = await asyncio.to_thread(
+                    publish_due, self._lake, groups=names, now=now_us(), force_deadline=force_deadline
+                )
             finally:
                 for name in names:
                     self._close(self._control.groups[name], closing=False)

@@ -171,17 +171,19 @@ def _audit(service: Service) -> bytes:
     )
 
 
-@health.get("/healthz")
+@health.api_route("/healthz", methods=["GET", "HEAD"])
 async def healthz() -> JSONResponse:
     """Whether the process answers."""
     return JSONResponse({"status": "ok"})
 
 
-@health.get("/readyz")
+@health.api_route("/readyz", methods=["GET", "HEAD"])
 async def readyz(request: Request) -> JSONResponse:
     """Whether model calls can be served."""
-    ready = service_of(request).ready
-    return JSONResponse({"status": "ready" if ready else "starting"}, 200 if ready else 503)
+    faults = service_of(request).faults
+    return JSONResponse(
+        {"status": "ready"} if not faults else {"status": "not_ready", "faults": faults}, 503 if faults else 200
+    )
 
 
 @health.get("/metrics")

@@ -91,8 +91,8 @@ class Service:
         self.control.policy = set_policy(lake, policy or {})
         self.buffer = ReplayBuffer(lake)
         self.ledger = Ledger(lake.lineage, self.control)
-        self.publisher = Publisher(lake, self.control, self.metrics, self.settings)
         locks = GroupLocks()
+        self.publisher = Publisher(lake, self.control, locks, self.metrics, self.settings)
         self.archive = Archive(lake, self.control, locks)
         self.registrar = Registrar(self.control, self.ledger, locks)
         self.lifecycle = Lifecycle(
@@ -174,9 +174,14 @@ class Service:
         await asyncio.to_thread(self.lake.lineage.anchor)
 
     @property
-    def ready(self) -> bool:
-        """Whether model calls can be served."""
-        return self._task is not None and not self._task.done()
+    def faults(self) -> list[str]:
+        """Why model calls cannot be served, or why nothing would come of them; empty when ready."""
+        stopped = {
+            "engine": not self.engine.running,
+            "publisher": self._task is None or self._task.done(),
+            "housekeeper": self._upkeep is None or (self._upkeep.done() and self.settings.compact_every_s is not None),
+        }
+        return [f"{name}_stopped" for name, is_so in stopped.items() if is_so]
 
     async def set_weight_version(self, version: int) -> dict[str, Any]:
         """Record the trainer's published version and hand it to the workers; never backwards.
@@ -223,7 +228,7 @@ class Service:
         embedded = {
             "worker_id": "embedded",
             "model": self.engine.name,
-            "healthy": self.ready,
+            "healthy": self.engine.running,
             "loaded_weight_version": self.engine.weight_version,
         }
         return [embedded, *({"worker_id": name, **worker} for name, worker in self.control.workers.items())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=BaseModel)
+_SHOWN = 80
+"""Characters of a key that an error repeats."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A finite JSON number."""
 
@@ -126,11 +129,15 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """The JSON object of a request body.
 
     Raises `TooLarge` as `read_bytes` does, `InvalidInput` for anything that is not a JSON object (also for NaN and
-    infinities, which are not JSON, and for numbers that only an infinity could stand for).
+    infinities, which are not JSON, and for numbers that only an infinity could stand for) and for a key that an object
+    has twice, of which another reader might take the other value.
     """
     try:
         value = json.loads(
-            await read_bytes(request, settings) or b"{}", parse_constant=_no_constant, parse_float=_finite
+            await read_bytes(request, settings) or b"{}",
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            object_pairs_hook=_each_once,
         )
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the body is not valid JSON") from error
@@ -152,6 +159,15 @@ async def read_model(request: Request, model: type[M], settings: Settings) -> M:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise InvalidInput(f"{field}: {first['msg']}", field=field) from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        shown = ascii(twice[:_SHOWN])[1:-1]
+        raise InvalidInput(f"an object of the body has the key {shown} twice", field=shown)
+    return found
 
 
 def _finite(text: str) -> float:

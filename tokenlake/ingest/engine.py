@@ -150,6 +150,11 @@ class Engine(Protocol):
         """Version of the weights that the next token will be sampled with; None when nobody said."""
         ...
 
+    @property
+    def running(self) -> bool:
+        """Whether it takes requests: started, not stopped, and not broken beyond them."""
+        ...
+
     async def start(self) -> None:
         """Begin serving; idempotent."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tokenlake.errors import ContextOverflow, EngineFailed
 from tokenlake.ingest.engine import Engine, Generation, SamplingParams
 from tokenlake.ingest.tiny import TinyEngine, sequence_logprobs
 from tokenlake.ingest.tiny.engine import WEIGHTS_DIR
+from tokenlake.ingest.tiny.requests import Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 
@@ -251,26 +253,100 @@ def test_a_trace_that_cannot_be_written_fails_the_request(
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("where", ["prefill", "decode"])
-def test_a_broken_engine_fails_its_callers_and_can_start_again(
-    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, where: str
+@pytest.mark.parametrize("where", ["model.prefill", "model.decode", "_scheduler._deliver"])
+def test_what_breaks_fails_its_own_requests_and_the_engine_goes_on(
+    fresh: TinyEngine,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
 ) -> None:
-    monkeypatch.setattr("threading.excepthook", lambda _: None)
-
     def broken(*_: object) -> None:
         raise RuntimeError("no memory")
 
     async def body() -> None:
         await fresh.start()
         with monkeypatch.context() as patch:
-            patch.setattr(fresh.model, where, broken)
+            owner, _, name = where.rpartition(".")
+            patch.setattr(getattr(fresh, owner), name, broken)
             calls = (fresh.generate(p, GREEDY, request_id=str(i)) for i, p in enumerate(prompts))
             results = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(result, EngineFailed) for result in results)
-        assert any("no memory" in str(result) for result in results)
-        await fresh.stop()
-        await fresh.start()
+        assert [str(result) for result in results] == [
+            "the tiny engine broke (RuntimeError): its log says how" for _ in prompts
+        ]
+        assert fresh.running
         assert (await fresh.generate(prompts[0], GREEDY, request_id="0")).finish_reason == "stop"
+        await fresh.stop()
+
+    asyncio.run(body())
+    assert "no memory" in caplog.text
+
+
+def test_one_request_that_breaks_is_the_only_one_that_fails(
+    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two run together; the first one's second token breaks it."""
+    append = Request.append
+
+    def odd(request: Request, *token: Any) -> None:
+        append(request, *token)
+        if request.request_id == "odd" and len(request.token_ids) == 2:
+            raise RuntimeError("of this one alone")
+
+    async def body() -> None:
+        await fresh.start()
+        alone = await fresh.generate(prompts[1], GREEDY, request_id="alone")
+        monkeypatch.setattr(Request, "append", odd)
+        failed, other = await asyncio.gather(
+            fresh.generate(prompts[0], GREEDY, request_id="odd"),
+            fresh.generate(prompts[1], GREEDY, request_id="even"),
+            return_exceptions=True,
+        )
+        assert isinstance(failed, EngineFailed)
+        assert isinstance(other, Generation)
+        assert other.token_ids == alone.token_ids
+        await fresh.stop()
+
+    asyncio.run(body())
+
+
+def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
+    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("no memory")
+
+    async def body() -> None:
+        await fresh.start()
+        monkeypatch.setattr(fresh.model, "load", broken)
+        with pytest.raises(EngineFailed, match="RuntimeError"):
+            await fresh.set_weights(dict(fresh.model.state_dict()), 4)
+        assert fresh.weight_version is None
+        assert (await fresh.generate(prompts[0], GREEDY, request_id="0")).token_ids
+        await fresh.stop()
+
+    asyncio.run(body())
+
+
+def test_an_engine_whose_thread_ended_says_so_and_can_start_again(
+    fresh: TinyEngine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+
+    def ended(*_: object) -> None:
+        raise SystemExit
+
+    async def body() -> None:
+        await fresh.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(fresh.model, "prefill", ended)
+            with pytest.raises(EngineFailed, match="SystemExit"):
+                await fresh.generate(prompts[0], GREEDY, request_id="r")
+        assert not fresh.running
+        with pytest.raises(EngineFailed, match="not running"):
+            await fresh.generate(prompts[0], GREEDY, request_id="r")
+        await fresh.start()
+        assert (await fresh.generate(prompts[0], GREEDY, request_id="r")).token_ids
         await fresh.stop()
 
     asyncio.run(body())

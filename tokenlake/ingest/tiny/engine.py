@@ -94,6 +94,11 @@ class TinyEngine:
         """What `set_weights` loaded last; None before the first time."""
         return self._scheduler.version
 
+    @property
+    def running(self) -> bool:
+        """Whether the scheduler's thread takes requests."""
+        return self._scheduler.running
+
     async def start(self) -> None:
         """Start the scheduler's thread; idempotent, and again after `stop`."""
         self._scheduler.start()
@@ -118,7 +123,7 @@ class TinyEngine:
         Raises:
             ContextOverflow: `len(prompt) + 1` is more than the context; nothing ran.
             ValueError: no prompt, an id outside the vocabulary, a parameter out of range, a `request_id` in use.
-            EngineFailed: the engine is not running, or broke meanwhile.
+            EngineFailed: the engine is not running, or broke under this request.
         """
         prompt = [int(token) for token in prompt_token_ids]
         self._check(prompt, params, request_id)
@@ -135,7 +140,7 @@ class TinyEngine:
             on_delta=on_delta,
         )
         if not self._scheduler.submit(request):
-            raise EngineFailed("the tiny engine is not running: await its start() first")
+            raise EngineFailed("the tiny engine is not running: await its start() first", reason="engine_stopped")
         self._active.add(request_id)
         try:
             return await request.future
@@ -208,15 +213,16 @@ class TinyEngine:
 
         Raises:
             ValueError: a negative version or one older than the loaded, or tensors that do not fit; nothing is changed.
+            EngineFailed: loading broke; the version is the older one.
         """
         if version < 0:
             raise ValueError(f"a weight version is 0 or more, got {version}")
         if state is not None:
             self.model.check(state)
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[ValueError | None] = loop.create_future()
+        done: asyncio.Future[Exception | None] = loop.create_future()
 
-        def tell(refused: ValueError | None) -> None:
+        def tell(refused: Exception | None) -> None:
             loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(refused))
 
         running = self._scheduler.load(state, version, tell)

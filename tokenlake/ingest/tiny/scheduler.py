@@ -5,6 +5,8 @@ new request is prefilled alone and gets its first token at once; then each step 
 request in one forward. Running requests hold the first slots of the key-value cache, so that a batch is a slice of
 it. New weights keep the caches: a request goes on over keys and values of the older weights, and its spans say which
 version sampled what.
+
+What breaks fails the requests that it was done for, and nobody else: the thread goes on.
 """
 
 # The stubs of torch leave `tolist` unknown.
@@ -13,8 +15,10 @@ version sampled what.
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -29,6 +33,8 @@ from tokenlake.ingest.tiny.sampling import draw, processed_logprobs
 from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
 
 __all__ = ["Scheduler"]
+
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -58,6 +64,11 @@ class Scheduler:
         self.version: int | None = None
         """Version of the loaded weights; written by the thread alone, or while it is not running."""
 
+    @property
+    def running(self) -> bool:
+        """Whether requests are taken."""
+        return self._open
+
     def start(self) -> None:
         """Start the thread; nothing happens while it runs."""
         with self._lock:
@@ -81,11 +92,19 @@ class Scheduler:
         """End a request, if it is there, with what it has; False when the thread is not running."""
         return self._put(lambda: self._abort(request_id))
 
-    def load(self, state: Mapping[str, Tensor] | None, version: int, done: Callable[[ValueError | None], None]) -> bool:
+    def load(self, state: Mapping[str, Tensor] | None, version: int, done: Callable[[Exception | None], None]) -> bool:
         """Between two steps, `apply` and hand what it returns to `done`; False when the thread is not running."""
-        return self._put(lambda: done(self.apply(state, version)))
 
-    def apply(self, state: Mapping[str, Tensor] | None, version: int) -> ValueError | None:
+        def take() -> None:
+            try:
+                refused = self.apply(state, version)
+            except Exception as error:  # noqa: BLE001 - the border of a command: who gave it is told
+                refused = _broken(error)
+            done(refused)
+
+        return self._put(take)
+
+    def apply(self, state: Mapping[str, Tensor] | None, version: int) -> Exception | None:
         """Replace weights here and now; only for the thread itself, or while there is none."""
         if self.version is not None and version < self.version:
             return ValueError(f"weight version {version} is older than the loaded {self.version}")
@@ -106,8 +125,8 @@ class Scheduler:
         try:
             with torch.no_grad():
                 self._loop()
-        except Exception as error:  # the border of the thread: whatever broke must reach those who wait
-            self._close(EngineFailed(f"the tiny engine broke: {type(error).__name__}: {error}"))
+        except BaseException as error:  # the border of the thread: whatever ends it must reach those who wait
+            self._close(_broken(error))
             raise
         self._close(None)
 
@@ -122,7 +141,8 @@ class Scheduler:
         self._waiting.clear()
         for request in ended:
             if failure is None:
-                self._deliver(request)
+                with self._for([request]):
+                    self._deliver(request)
             else:
                 request.reject(failure)
 
@@ -143,14 +163,28 @@ class Scheduler:
 
     def _admit(self, request: Request) -> None:
         self._running.append(request)
-        logits = self._model.prefill(torch.tensor(request.prompt), self._cache, len(self._running) - 1)
-        self._sample(logits[None], [request])
+        with self._for([request]):
+            logits = self._model.prefill(torch.tensor(request.prompt), self._cache, len(self._running) - 1)
+            self._sample(logits[None], [request])
 
     def _step(self) -> None:
         batch = list(self._running)
-        newest = torch.tensor([request.token_ids[-1] for request in batch])
-        lengths = torch.tensor([_held(request) for request in batch])
-        self._sample(self._model.decode(newest, lengths, self._cache), batch)
+        with self._for(batch):
+            newest = torch.tensor([request.token_ids[-1] for request in batch])
+            lengths = torch.tensor([_held(request) for request in batch])
+            self._sample(self._model.decode(newest, lengths, self._cache), batch)
+
+    @contextmanager
+    def _for(self, requests: Sequence[Request]) -> Generator[None]:
+        """The border of what is done for some requests: what breaks there ends them, and is a line in the log."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nobody foresaw it, and other requests have no part in it
+            _log.exception("the tiny engine broke under %d requests", len(requests))
+            for request in requests:
+                if request in self._running:
+                    self._remove(request)
+                request.reject(_broken(error))
 
     def _sample(self, logits: Tensor, batch: list[Request]) -> None:
         params = [request.params for request in batch]
@@ -158,10 +192,11 @@ class Scheduler:
         ids = draw(logprobs, params, [request.generator for request in batch])
         chosen = logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
         for request, token_id, logprob in zip(batch, ids, chosen, strict=True):
-            request.append(token_id, logprob, self.version, self._tokenizer)
-            if request.finish_reason is not None:
-                self._remove(request)
-                self._deliver(request)
+            with self._for([request]):
+                request.append(token_id, logprob, self.version, self._tokenizer)
+                if request.finish_reason is not None:
+                    self._remove(request)
+                    self._deliver(request)
 
     def _remove(self, request: Request) -> None:
         """Give its slot to the last running request."""
@@ -171,12 +206,13 @@ class Scheduler:
             self._running[slot] = last
 
     def _abort(self, request_id: str) -> None:
-        for request in [r for r in self._running if r.request_id == request_id]:
-            self._remove(request)
-            self._deliver(request)
-        for request in [r for r in self._waiting if r.request_id == request_id]:
-            self._waiting.remove(request)
-            self._deliver(request)
+        for request in [r for r in (*self._running, *self._waiting) if r.request_id == request_id]:
+            with self._for([request]):
+                if request in self._running:
+                    self._remove(request)
+                else:
+                    self._waiting.remove(request)
+                self._deliver(request)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -186,8 +222,7 @@ class Scheduler:
         try:
             self._trace(request)
         except OSError as error:
-            request.reject(EngineFailed(f"the trace cannot be written: {error}"))
-            raise
+            raise EngineFailed(f"the trace cannot be written: {error.strerror}") from error
         request.resolve(generation)
 
     def _trace(self, request: Request) -> None:
@@ -202,6 +237,13 @@ class Scheduler:
         }
         with self._trace_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _broken(error: BaseException) -> EngineFailed:
+    """What callers and, through them, agents learn; what the error itself says is for the log."""
+    if isinstance(error, EngineFailed):
+        return error
+    return EngineFailed(f"the tiny engine broke ({type(error).__name__}): its log says how")
 
 
 def _held(request: Request) -> int:

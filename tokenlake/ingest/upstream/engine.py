@@ -91,6 +91,11 @@ class UpstreamEngine:
         """What sampled the newest token of the last answer; None when the upstream does not say."""
         return self._weight_version
 
+    @property
+    def running(self) -> bool:
+        """Whether the client is open; an upstream that fails is a named error of each call."""
+        return self._open is not None
+
     async def start(self) -> None:
         """Open the client on this loop; idempotent."""
         if self._open is None:
