@@ -32,6 +32,7 @@ from tokenlake.api.demo.retokenized import retokenize
 from tokenlake.api.demo.solver import Conversation, Problem, make_problems, play
 from tokenlake.api.serve import Running, embedded
 from tokenlake.api.service import Service
+from tokenlake.api.settings import Settings
 from tokenlake.finalize.loader import RowLoader
 from tokenlake.finalize.tensors import Batch
 from tokenlake.ingest.tiny import TinyEngine
@@ -44,6 +45,8 @@ _HANDLED = "SELECT count(*) AS handled FROM claims WHERE consumer = 'trainer'"
 """Groups that were handed out or, being too old, passed over."""
 _FLOAT_NOISE = 1e-10
 """k3 of two log-probabilities that are 1e-5 apart is 5e-11."""
+_PATIENT_S = 600.0
+"""Service, agents and trainer share the machine: a busy one makes a run slow, and nothing of it fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,8 @@ def train(path: Path, options: Options, log: Path | None = None) -> list[dict[st
     """Train over a new lake at `path`; the log of each step, also written to `log` as JSON lines."""
     engine = TinyEngine(seed=options.seed)
     service_policy = {"max_staleness": options.max_staleness}
-    with OwnedLake.open(path) as lake, embedded(Service(lake, engine, policy=service_policy)) as running:
+    settings = Settings(control_deadline_s=_PATIENT_S, sql_timeout_s=_PATIENT_S)
+    with OwnedLake.open(path) as lake, embedded(Service(lake, engine, settings, policy=service_policy)) as running:
         return asyncio.run(_Run(running, engine, path, options, log).steps())
 
 
@@ -91,7 +95,7 @@ class _Run:
             remembered=options.max_staleness + 1,
         )
         done: list[dict[str, Any]] = []
-        async with AsyncClient(self._running.url, self._running.token) as client:
+        async with AsyncClient(self._running.url, self._running.token, deadline_s=_PATIENT_S) as client:
             await client.set_weight_version(learner.version)
             async with self._players(client):
                 for number in range(options.steps):
