@@ -17,14 +17,19 @@ from tokenlake.store.lake import OwnedLake
 
 @pytest.fixture
 def filled(case: CaseLake) -> CaseLake:
-    for name in ("a", "b", "c"):
-        case.take(
-            group(name, 1),
-            call(f"{name}_g0", "c0", [1, 2], [3, 4]),
-            call(f"{name}_g0", "c1", [1, 2, 3, 4, 5], [6]),
-            seal(f"{name}_g0", 1.0, terminal_call_id="c1"),
+    case.take(
+        *(
+            record
+            for name in ("a", "b", "c")
+            for record in (
+                group(name, 1),
+                call(f"{name}_g0", "c0", [1, 2], [3, 4]),
+                call(f"{name}_g0", "c1", [1, 2, 3, 4, 5], [6]),
+                seal(f"{name}_g0", 1.0, terminal_call_id="c1"),
+            )
         )
-        case.finalize()
+    )
+    case.finalize()
     return case
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -71,24 +72,25 @@ SIDE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("evidence", "calls", "reason"),
-    [
-        ({"terminal_response_id": "r7"}, ["c0", "c1"], None),
-        ({"terminal_call_id": "c1"}, ["c0", "c1"], None),
-        ({"terminal_call_id": "c1", "terminal_response_id": "r7"}, ["c0", "c1"], None),
-        ({"terminal_call_id": "c1", "terminal_response_id": "r8"}, [], "terminal_ambiguous"),
-        ({"terminal_call_id": "nowhere"}, [], "terminal_unknown"),
-        ({"terminal_response_id": "nowhere"}, [], "terminal_unknown"),
-        ({}, [], "terminal_ambiguous"),
-    ],
-)
-def test_the_terminal_is_what_the_evidence_names(
-    case: CaseLake, evidence: dict[str, str], calls: list[str], reason: str | None
-) -> None:
+def test_the_terminal_is_what_the_evidence_names(case: CaseLake) -> None:
     """B08: never the newest call."""
-    row = case.row(*SIDE, seal(G, **evidence))
-    assert (row["reason"], row["call_ids"], row["sample_mask"]) == (reason, calls, int(reason is None))
+    expected = {
+        (("terminal_response_id", "r7"),): (None, ["c0", "c1"]),
+        (("terminal_call_id", "c1"),): (None, ["c0", "c1"]),
+        (("terminal_call_id", "c1"), ("terminal_response_id", "r7")): (None, ["c0", "c1"]),
+        (("terminal_call_id", "c1"), ("terminal_response_id", "r8")): ("terminal_ambiguous", []),
+        (("terminal_call_id", "nowhere"),): ("terminal_unknown", []),
+        (("terminal_response_id", "nowhere"),): ("terminal_unknown", []),
+        (): ("terminal_ambiguous", []),
+    }
+    calls = [record | {"rollout_id": f"g7_g{i}"} for i in range(len(expected)) for record in SIDE[1:]]
+    case.take(
+        group("g7", len(expected)), *calls, *(seal(f"g7_g{i}", **dict(names)) for i, names in enumerate(expected))
+    )
+    case.finalize()
+    rows = dict(zip(expected, case.rows(), strict=True))
+    assert {names: (row["reason"], row["call_ids"]) for names, row in rows.items()} == expected
+    assert all(row["sample_mask"] == int(row["reason"] is None) for row in rows.values())
 
 
 def test_without_evidence_the_only_leaf_is_the_terminal(case: CaseLake) -> None:
@@ -100,9 +102,9 @@ NAN = float("nan")
 INF = float("inf")
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "reason"),
-    [
+def test_bad_logprobs_make_a_placeholder_with_their_own_reason(case: CaseLake) -> None:
+    """B16, B34."""
+    given: list[tuple[list[float | None] | None, str | None]] = [
         ([-0.1, -0.2], None),
         ([-0.1, 0.0], None),
         (None, "logprobs_missing"),
@@ -114,18 +116,21 @@ INF = float("inf")
         ([-0.1, -0.2, -0.3], "length_mismatch"),
         ([-0.1, 0.25], "logprob_positive"),
         ([-0.1, -9999.0], "logprob_sentinel"),
-    ],
-)
-def test_bad_logprobs_make_a_placeholder_with_their_own_reason(
-    case: CaseLake, logprobs: list[float | None] | None, reason: str | None
-) -> None:
-    """B16, B34."""
-    row = case.row(group("g7"), call(G, "c0", [1, 2], [3, 9], generation_logprobs=logprobs), seal(G))
-    assert (row["reason"], row["sample_mask"]) == (reason, int(reason is None))
-    if reason is not None:
-        assert (row["input_ids"], row["token_mask"], row["logprobs"]) == ([1, 2], [0, 0], [0.0, 0.0])
-        assert row["reward"] is None
-    assert case.sql("SELECT count(*), count(ok) FROM call_verdicts") == [(1, 1)]
+    ]
+    case.take(
+        group("g7", len(given)),
+        *(call(f"g7_g{i}", "c0", [1, 2], [3, 9], generation_logprobs=each) for i, (each, _) in enumerate(given)),
+        *(seal(f"g7_g{i}") for i in range(len(given))),
+    )
+    case.finalize()
+    rows = case.rows()
+    assert [row["reason"] for row in rows] == [reason for _, reason in given]
+    for row in rows:
+        assert row["sample_mask"] == int(row["reason"] is None)
+        if row["reason"] is not None:
+            assert (row["input_ids"], row["token_mask"], row["logprobs"]) == ([1, 2], [0, 0], [0.0, 0.0])
+            assert row["reward"] is None
+    assert case.sql("SELECT count(*), count(ok) FROM call_verdicts") == [(len(given), len(given))]
 
 
 def test_float32_logprobs_come_back_bit_for_bit(case: CaseLake) -> None:
@@ -185,38 +190,43 @@ def test_a_group_with_too_few_valid_rows_is_dropped_with_its_reason_and_never_sh
     assert "published 0 groups" in case.finalize()
 
 
-BASE = call(G, "c0", [1, 2, 3], [9])
-FOREIGN = [call("g7_g1", "d0", [1, 2, 3], [9]), seal("g7_g1")]
-
-
-@pytest.mark.parametrize(
-    ("claim", "reason"),
-    [
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="c0", prev_len=4), None),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="c0"), None),
-        (call(G, "c1", [1, 2, 4, 9, 5], [6], parent_call_id="c0", prev_len=4), "chain_hash_mismatch"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="c0", prev_len=5), "parent_length_mismatch"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="c0", prev_len=3), "parent_length_mismatch"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="d0", prev_len=4), "parent_foreign"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="zz", prev_len=4), "parent_missing"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], parent_call_id="c1", prev_len=4), "parent_cycle"),
-        (call(G, "c1", [1, 2, 3, 9, 5], [6], digest="00" * 32), "digest_mismatch"),
-    ],
-)
-def test_a_claimed_parent_is_checked_and_not_trusted(case: CaseLake, claim: dict[str, Any], reason: str | None) -> None:
+def test_a_claimed_parent_is_checked_and_not_trusted(case: CaseLake) -> None:
     """B37."""
-    case.take(group("g7", 2), BASE, *FOREIGN, claim, seal(G, terminal_call_id="c1"))
+    whole, other = [1, 2, 3, 9, 5], [1, 2, 4, 9, 5]
+    given: list[tuple[list[int], dict[str, Any], str | None]] = [
+        (whole, {"parent_call_id": "c0", "prev_len": 4}, None),
+        (whole, {"parent_call_id": "c0"}, None),
+        (other, {"parent_call_id": "c0", "prev_len": 4}, "chain_hash_mismatch"),
+        (whole, {"parent_call_id": "c0", "prev_len": 5}, "parent_length_mismatch"),
+        (whole, {"parent_call_id": "c0", "prev_len": 3}, "parent_length_mismatch"),
+        (whole, {"parent_call_id": "d0", "prev_len": 4}, "parent_foreign"),
+        (whole, {"parent_call_id": "zz", "prev_len": 4}, "parent_missing"),
+        (whole, {"parent_call_id": "c1", "prev_len": 4}, "parent_cycle"),
+        (whole, {"digest": "00" * 32}, "digest_mismatch"),
+    ]
+    claims = range(len(given))
+    case.take(
+        group("g7", len(given) + 1),
+        *(call(f"g7_g{i}", "c0", [1, 2, 3], [9]) for i in claims),
+        call(f"g7_g{len(given)}", "d0", [1, 2, 3], [9]),
+        *(call(f"g7_g{i}", "c1", prompt, [6], **claim) for i, (prompt, claim, _) in enumerate(given)),
+        *(seal(f"g7_g{i}", terminal_call_id="c1") for i in claims),
+        seal(f"g7_g{len(given)}"),
+    )
     case.finalize()
-    first, second = case.rows()
-    assert (first["reason"], first["sample_mask"]) == (reason, int(reason is None))
-    assert (second["reason"], second["sample_mask"]) == (None, 1)
+    rows = case.rows()
+    assert [row["reason"] for row in rows] == [reason for _, _, reason in given] + [None]
+    assert all(row["sample_mask"] == int(row["reason"] is None) for row in rows)
     status, findings = case.audit()
-    assert status == int(reason is not None), findings
+    assert status == 1
+    assert {each["rollout_id"] for each in findings} == {row["sample_id"] for row in rows if row["reason"] is not None}
 
 
 def test_the_first_difference_from_a_false_parent_is_told(case: CaseLake) -> None:
     """B37: a position, where the ids are known."""
-    case.take(group("g7"), BASE, call(G, "c1", [1, 2, 4, 9, 5], [6], parent_call_id="c0", prev_len=4))
+    case.take(
+        group("g7"), call(G, "c0", [1, 2, 3], [9]), call(G, "c1", [1, 2, 4, 9, 5], [6], parent_call_id="c0", prev_len=4)
+    )
     assert case.sql("SELECT detail ->> '$.first_difference' FROM lineage WHERE call_id = 'c1'") == [("2",)]
 
 
@@ -308,14 +318,15 @@ def test_a_group_of_which_nothing_is_left_still_has_n_rows(case: CaseLake) -> No
     assert [r["input_ids"] for r in rows] == [[0]] * 3
 
 
-@pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity"])
-def test_a_reward_that_is_no_number_is_kept_and_makes_a_placeholder(case: CaseLake, reward: str) -> None:
-    row = case.row(
-        group("g7"),
-        call(G, "c0", [1], [2]),
-        '{"type":"seal","rollout_id":"g7_g0","reward":' + reward + "}",
+def test_a_reward_that_is_no_number_is_kept_and_makes_a_placeholder(case: CaseLake) -> None:
+    rewards = ["NaN", "Infinity", "-Infinity"]
+    case.take(
+        group("g7", len(rewards)),
+        *(call(f"g7_g{i}", "c0", [1], [2]) for i in range(len(rewards))),
+        *(json.dumps(seal(f"g7_g{i}", float(reward))) for i, reward in enumerate(rewards)),
     )
-    assert (row["reason"], row["reward"]) == ("non_finite_reward", None)
+    case.finalize()
+    assert [(row["reason"], row["reward"]) for row in case.rows()] == [("non_finite_reward", None)] * 3
 
 
 def test_a_missing_reward_is_never_zero(case: CaseLake) -> None:
@@ -353,38 +364,39 @@ def test_a_late_call_changes_no_published_row(case: CaseLake) -> None:
     assert "published" in err
 
 
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"type":"call"}', "rollout_id is missing"),
-        ('{"type":"dance"}', "type must be one of"),
-        (call(G, "c1", [1], [2]) | {"surprise": 1}, "unknown key 'surprise'"),
-        (call(G, "c1", [1], [2]) | {"prompt_token_ids": ["1"]}, "prompt_token_ids"),
-        (call(G, "c1", [1], [2]) | {"generation_token_ids": [True]}, "generation_token_ids"),
-        (call(G, "c1", [1], [-2]), "generation_token_ids"),
-        (call(G, "c1", [1], [2**31]), "generation_token_ids"),
-        (call(G, "c1", [1], [2]) | {"generation_logprobs": ["x"]}, "generation_logprobs"),
-        (call(G, "c1", [1], [2]) | {"weight_version": "7"}, "weight_version"),
-        (call(G, "../c1", [1], [2]), "call_id"),
-        (call("g7_g1", "c1", [1], [2]), "outside its group"),
-        (call("g8_g0", "c1", [1], [2]), "group g8 is unknown"),
-        (call("g7", "c1", [1], [2]), "rollout_id"),
-        (group("g7", 2), "exists with other content"),
-        (group("g9", 0), "n must be"),
-        (seal(G) | {"reward": True}, "reward"),
-        (seal(G) | {"reward": "1"}, "reward"),
-        ('{"type":"group","group_id":"g8","n":1,"n":2}', "given twice"),
-    ],
-)
-def test_a_malformed_line_refuses_the_whole_file(case: CaseLake, bad: dict[str, Any] | str, why: str) -> None:
-    before = [group("g7"), call(G, "c0", [1], [2])]
-    case.take(*before)
-    kept = case.sql("SELECT event_hash FROM lineage WHERE event_type <> 'lake_opened' ORDER BY event_seq")
-    status, _, err = case.try_import(call(G, "fine", [1, 2, 3], [4]), bad)
-    assert status == 2
-    assert "line 2" in err
-    assert why in err
-    assert err.count("\n") == 1
-    assert case.sql("SELECT event_hash FROM lineage WHERE event_type <> 'lake_opened' ORDER BY event_seq") == kept
+MALFORMED: list[tuple[dict[str, Any] | str, str]] = [
+    ("{", "not valid JSON"),
+    ("[]", "must be a JSON object"),
+    ('{"type":"call"}', "rollout_id is missing"),
+    ('{"type":"dance"}', "type must be one of"),
+    (call(G, "c1", [1], [2]) | {"surprise": 1}, "unknown key 'surprise'"),
+    (call(G, "c1", [1], [2]) | {"prompt_token_ids": ["1"]}, "prompt_token_ids"),
+    (call(G, "c1", [1], [2]) | {"generation_token_ids": [True]}, "generation_token_ids"),
+    (call(G, "c1", [1], [-2]), "generation_token_ids"),
+    (call(G, "c1", [1], [2**31]), "generation_token_ids"),
+    (call(G, "c1", [1], [2]) | {"generation_logprobs": ["x"]}, "generation_logprobs"),
+    (call(G, "c1", [1], [2]) | {"weight_version": "7"}, "weight_version"),
+    (call(G, "../c1", [1], [2]), "call_id"),
+    (call("g7_g1", "c1", [1], [2]), "outside its group"),
+    (call("g8_g0", "c1", [1], [2]), "group g8 is unknown"),
+    (call("g7", "c1", [1], [2]), "rollout_id"),
+    (group("g7", 2), "exists with other content"),
+    (group("g9", 0), "n must be"),
+    (seal(G) | {"reward": True}, "reward"),
+    (seal(G) | {"reward": "1"}, "reward"),
+    ('{"type":"group","group_id":"g8","n":1,"n":2}', "given twice"),
+]
+
+
+def test_a_malformed_line_refuses_the_whole_file(case: CaseLake, subtests: pytest.Subtests) -> None:
+    case.take(group("g7"), call(G, "c0", [1], [2]))
+    written = "SELECT event_hash FROM lineage WHERE event_type <> 'lake_opened' ORDER BY event_seq"
+    kept = case.sql(written)
+    for bad, why in MALFORMED:
+        with subtests.test(why):
+            status, _, err = case.try_import(call(G, "fine", [1, 2, 3], [4]), bad)
+            assert status == 2
+            assert "line 2" in err
+            assert why in err
+            assert err.count("\n") == 1
+    assert case.sql(written) == kept
