@@ -85,7 +85,10 @@ def test_a_prompt_that_is_not_the_parents_sequence_is_kept_whole(lake: OwnedLake
         await sink.close()
         return await LakeTokenSource(lake.path).freeze("p_g0")
 
-    assert list(asyncio.run(put()).entries) == [first, drifted]
+    snapshot = asyncio.run(put())
+    assert list(snapshot.entries) == [first, drifted]
+    receive_snapshot(lake, snapshot, n=1, reward=1.0, terminal_response_id="resp-b")
+    assert lake.sql("SELECT verdict, reason FROM rollouts").fetchall() == [("placeholder", "lineage_mismatch")]
 
 
 def test_frozen_rollouts_become_rows(lake: OwnedLake) -> None:

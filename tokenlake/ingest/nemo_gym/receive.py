@@ -139,6 +139,8 @@ def _call(lake: OwnedLake, ended: _Ended, call_id: str, evidence: CallRecord | T
             return failure | {"reason": "digest_mismatch"}
     except InvalidInput:
         return failure | {"reason": "digest_mismatch"}
+    if isinstance(evidence, TokenEntry) and evidence.parent_call_id != delta.parent_call_id:
+        return failure | {"reason": "lineage_mismatch"}
     sampled = int(np.frombuffer(delta.token_mask or b"", np.uint8).sum())
     coords = Coords.of(delta, sampled, _prompt_digest(lake, ended, delta, sampled), found[0])
     return {"event_type": "call_committed", **coords.columns()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -87,18 +87,16 @@ class LakeStagingSink:
             extras={**(record.extras or {}), ENVELOPE: _envelope(record)},
         )
 
-    def _parent(self, record: StagedCallRecord, rollout_id: str, attempt: int, ids: Sequence[int]) -> ParentLink | None:
-        if record.parent_call_id is None:
-            known = None
-        else:
+    def _parent(self, record: StagedCallRecord, rollout_id: str, attempt: int, ids: digests.Ids) -> ParentLink | None:
+        parent = None
+        if record.parent_call_id is not None:
             parent = self._writer.staged.find(rollout_id, attempt, record.parent_call_id)
             if parent is None or parent.cum_len != record.prev_len:
                 raise InvalidInput("the parent is not staged in this lake, or has another length")
-            known = parent
-        before = None if known is None else envelope_of(known)["chain_hash"]
+        before = None if parent is None else envelope_of(parent)["chain_hash"]
         if digests.chain_hash(before, ids) != record.chain_hash:
             raise InvalidInput("the chain hash is not that of the parent's tokens and the call's")
-        return None if known is None else link_to(known)
+        return None if parent is None else link_to(parent)
 
 
 class LakeStagingSource:
