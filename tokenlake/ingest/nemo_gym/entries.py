@@ -115,8 +115,8 @@ def _envelope(entry: TokenEntry) -> dict[str, Any]:
 
 
 def _fields(delta: Delta) -> dict[str, Any]:
-    fields = json.loads(delta.extras or "{}").get(ENVELOPE, {}).get("entry")
-    if not isinstance(fields, dict):
+    fields: dict[str, Any] | None = json.loads(delta.extras or "{}").get(ENVELOPE, {}).get("entry")
+    if fields is None:
         raise InvalidInput(f"call {delta.call_id} was not put as a token entry")
     return fields
 

@@ -128,8 +128,8 @@ class LakeStagingSource:
 
 def envelope_of(delta: Delta) -> dict[str, Any]:
     """What NeMo-Gym says of a staged call. Raises `InvalidInput` for a delta that did not come from it."""
-    envelope = json.loads(delta.extras or "{}").get(ENVELOPE)
-    if not isinstance(envelope, dict) or "chain_hash" not in envelope:
+    envelope: dict[str, Any] = json.loads(delta.extras or "{}").get(ENVELOPE) or {}
+    if "chain_hash" not in envelope:
         raise InvalidInput(f"call {delta.call_id} was not staged by NeMo-Gym")
     return envelope
 

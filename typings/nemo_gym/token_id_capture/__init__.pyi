@@ -1,4 +1,0 @@
-# As the package: Any.
-from typing import Any
-
-def __getattr__(name: str) -> Any: ...

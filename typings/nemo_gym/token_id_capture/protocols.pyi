@@ -1,4 +1,11 @@
-# As the package: Any.
-from typing import Any
+from nemo_gym.token_id_capture.records import TokenEntry
 
-def __getattr__(name: str) -> Any: ...
+class TokenCaptureSnapshot:
+    rollout_id: str
+    entries: tuple[TokenEntry, ...]
+    incomplete: bool
+    snapshot_id: str
+    version: int
+    def __init__(
+        self, *, rollout_id: str, entries: tuple[TokenEntry, ...], incomplete: bool, snapshot_id: str, version: int
+    ) -> None: ...
