@@ -29,6 +29,7 @@ HEAVY = (
     "jinja2",
     "numpy",
     "openai",
+    "opentelemetry",
     "ray",
     "rich",
     "starlette",

@@ -20,6 +20,7 @@ from tokenlake.api.client import Client
 from tokenlake.api.serve import Running, embedded
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings
+from tokenlake.api.traces import NO_TRACES, Traces
 from tokenlake.store.lake import OwnedLake
 
 TOKEN = "control-token-of-the-tests"
@@ -90,6 +91,7 @@ def opener(root: Path) -> Opener:
         engine: Any = None,
         policy: dict[str, Any] | None = None,
         prepare: Callable[[Service], None] | None = None,
+        traces: Traces = NO_TRACES,
         **settings: Any,
     ) -> Iterator[Door]:
         environment = Environment(
@@ -97,7 +99,8 @@ def opener(root: Path) -> Opener:
         )
         engine = engine or ScriptedEngine()
         with OwnedLake.open(root / "lake") as lake:
-            service = Service(lake, engine, Settings(**{"tick_s": 0.05, **settings}), environment, policy=policy)
+            chosen = Settings(**{"tick_s": 0.05, **settings})
+            service = Service(lake, engine, chosen, environment, policy=policy, traces=traces)
             if prepare is not None:
                 prepare(service)
             with (

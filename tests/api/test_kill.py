@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,12 +26,17 @@ class Served:
     """`tokenlake serve` as a process of its own."""
 
     def __init__(self, lake: Path, state: Path) -> None:
-        self._command = [sys.executable, "-m", "tokenlake.api.cli", "serve", "--lake", str(lake), "--port", "0"]
+        arguments = ["serve", "--lake", str(lake), "--port", "0", "--set", "log_format=json"]
+        self._command = [sys.executable, "-m", "tokenlake.api.cli", *arguments]
         self._environment = os.environ | {"TOKENLAKE_TOKEN": TOKEN, "XDG_STATE_HOME": str(state)}
+        self.log = state.with_suffix(".log")
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, env=self._environment, stdout=subprocess.PIPE, text=True)
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.url = line.rsplit(" ", 1)[-1].strip()
@@ -86,5 +92,12 @@ def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefi
     lake = tokenlake.open(tmp_path / "lake")
     assert lake.sql("SELECT count(*), sum(sample_mask) FROM ready_rows").fetchall() == [(3, 3)]
     assert lake.sql("SELECT DISTINCT len(call_ids) FROM ready_rows").fetchall() == [(2,)]
+    text = served.log.read_text()
+    calls = {line["call_id"]: line for line in map(json.loads, text.splitlines()) if line.get("mode") is not None}
+    names = {name: calls[name]["rollout_id"] for name in calls}
+    assert names == dict(lake.sql("SELECT call_id, rollout_id FROM calls").fetchall())
+    secrets = [TOKEN, *(slot[f"{role}_capability"] for slot in group["rollouts"] for role in ("data", "control"))]
+    logprobs = lake.sql("SELECT DISTINCT unnest(logprobs) FROM deltas").fetchall()
+    assert [word for word in [*secrets, *(f"{value:.4f}" for (value,) in logprobs if value)] if word in text] == []
     lake.close()
     assert main(["audit", "--lake", str(tmp_path / "lake")]) == 0

@@ -23,6 +23,8 @@ WORDS = {
     "reason",
     "valid",
     "error",
+    "peer",
+    "direction",
 }
 
 

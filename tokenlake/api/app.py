@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from tokenlake.api import routes_claims, routes_control, routes_data, routes_model, routes_proxy
 from tokenlake.api.console import pages
+from tokenlake.api.doorway import Doorway
 from tokenlake.api.errors_http import INTERNAL, error_response, plain_error
 from tokenlake.api.openapi import serve_schema
 from tokenlake.api.service import Service
@@ -36,6 +37,7 @@ def create_app(service: Service) -> FastAPI:
     # The pages that FastAPI draws its schema with load scripts from elsewhere: the schema alone is served.
     app = FastAPI(title="Tokenlake", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     app.state.service = service
+    app.add_middleware(Doorway, metrics=service.metrics, traces=service.traces)
     app.include_router(routes_data.health)
     app.include_router(routes_control.router)
     app.include_router(routes_claims.router)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenlake.api.proxy import Proxy
@@ -11,7 +11,7 @@ from tokenlake.api.settings import Environment, Settings
 from tokenlake.api.worker_pool import WorkerPool
 from tokenlake.errors import ConfigError, Deadline, EngineFailed
 from tokenlake.ingest.engine import Engine
-from tokenlake.ingest.upstream import UpstreamClient, UpstreamEngine, UpstreamFacts, probe
+from tokenlake.ingest.upstream import Hop, UpstreamClient, UpstreamEngine, UpstreamFacts, probe
 
 __all__ = ["Backend", "Capture", "upstream_backend"]
 
@@ -28,6 +28,8 @@ class Backend:
     """Address of the server that plain calls go to; None: the engine answers them."""
     key: str | None = None
     """What the upstream takes as a bearer token."""
+    hop: Hop = field(default_factory=Hop)
+    """Counts what passes between the gate and the servers behind it."""
 
     def pool(self, lake_id: str, settings: Settings) -> WorkerPool | None:
         """The capture workers, where they are servers of their own."""
@@ -35,7 +37,7 @@ class Backend:
             return None
 
         def connect(url: str) -> UpstreamClient:
-            return UpstreamClient(url, key=self.key, deadline_s=settings.upstream_deadline_s)
+            return UpstreamClient(url, key=self.key, deadline_s=settings.upstream_deadline_s, hop=self.hop)
 
         return WorkerPool(lake_id, self.engine.facts, connect)
 
@@ -49,13 +51,15 @@ class Backend:
             key=self.key,
             connect_s=settings.upstream_deadline_s,
             deadline_s=settings.call_deadline_s,
+            hop=self.hop,
         )
 
 
 async def upstream_backend(url: str, capture: Capture, settings: Settings, environment: Environment) -> Backend:
     """A backend over somebody else's server, asked what it can do; raises `ConfigError` when that is not enough."""
     _without_capture(capture, settings)
-    client = UpstreamClient(url, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
+    hop, deadline_s = Hop(), settings.upstream_deadline_s
+    client = UpstreamClient(url, key=environment.upstream_key, deadline_s=deadline_s, hop=hop)
     try:
         if capture == "worker":
             facts = await _worker_facts(client)
@@ -65,8 +69,8 @@ async def upstream_backend(url: str, capture: Capture, settings: Settings, envir
             facts = await _reached(client)
     finally:
         await client.close()
-    engine = UpstreamEngine(client.url, facts, key=environment.upstream_key, deadline_s=settings.upstream_deadline_s)
-    return Backend(engine=engine, capture=capture, upstream=client.url, key=environment.upstream_key)
+    engine = UpstreamEngine(client.url, facts, key=environment.upstream_key, deadline_s=deadline_s, hop=hop)
+    return Backend(engine=engine, capture=capture, upstream=client.url, key=environment.upstream_key, hop=hop)
 
 
 def _without_capture(capture: Capture, settings: Settings) -> None:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from tokenlake.api.auth import bearer
 from tokenlake.api.own_route import service_of
+from tokenlake.api.trail import note
 from tokenlake.errors import NotFound, Unauthorized
 from tokenlake.ids import check_rollout_id
 
@@ -21,6 +22,7 @@ def authorized_attempt(request: Request, rollout_id: str) -> int:
         if service.control.rollout(rollout_id) is None:
             raise NotFound(f"no rollout {rollout_id}", rollout_id=rollout_id) from None
         raise
+    note(rollout_id=rollout_id, attempt=number)
     service.limits.count(rollout_id)
     return number
 

@@ -27,6 +27,7 @@ from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
 from tokenlake.api.sink import Sink
+from tokenlake.api.traces import Traces
 from tokenlake.errors import (
     Conflict,
     ContextOverflow,
@@ -62,6 +63,7 @@ class Gate:
         recorder: Recorder,
         answers: Answers,
         metrics: Metrics,
+        traces: Traces,
         settings: Settings,
     ) -> None:
         self._control = control
@@ -70,6 +72,7 @@ class Gate:
         self._recorder = recorder
         self._answers = answers
         self._metrics = metrics
+        self._traces = traces
         self._settings = settings
         self._flights: dict[Flight, asyncio.Task[Answer]] = {}
 
@@ -196,7 +199,8 @@ class Gate:
     async def _run(self, flight: Flight) -> Answer:
         """The boundary of a captured call: what nobody foresaw is an event and a line in the log, never an answer."""
         try:
-            return await self._answered(flight)
+            with self._traces.span("call"):
+                return await self._answered(flight)
         except TokenlakeError:
             raise
         except Exception as error:
@@ -256,7 +260,8 @@ class Gate:
         flight.phase = "generating"
         began = time.monotonic()
         try:
-            made = await run()
+            with self._traces.span("engine"):
+                made = await run()
         except TimeoutError as error:
             await self._abort(flight.call_id)
             raise await self._recorder.unanswered(flight, "deadline", self._too_late()) from error

@@ -29,6 +29,12 @@ class Metrics:
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5),
             registry=self.registry,
         )
+        self.http = Counter(
+            "http_bytes",
+            "Bytes of HTTP bodies by the side that is talked to; in is what the service received.",
+            ["peer", "direction"],
+            registry=self.registry,
+        )
         self.open_rollouts = Gauge("gate_open_rollouts", "Rollouts that may still be called.", registry=self.registry)
         self.lineage_bytes = Gauge("gate_lineage_bytes", "Size of the lineage segments.", registry=self.registry)
         self.stage = Histogram("stage_seconds", "Building and syncing one delta.", registry=self.registry)

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenlake.errors import NotFound
 from tokenlake.ingest.upstream.client import checked_url, http_client, named_failures
+from tokenlake.ingest.upstream.hop import Hop
 
 __all__ = ["Proxy"]
 
@@ -44,11 +45,12 @@ _NOT_ANSWERED = _CONNECTION | {b"date", b"server"}
 class Proxy:
     """One upstream, for calls that nobody captures. Belongs to the service's event loop; `close` it there."""
 
-    def __init__(self, url: str, *, key: str | None, connect_s: float, deadline_s: float) -> None:
+    def __init__(self, url: str, *, key: str | None, connect_s: float, deadline_s: float, hop: Hop) -> None:
         self._url = checked_url(url)
         self._key = key
         self._deadline_s = deadline_s
         self._http = http_client(connect_s)
+        self._hop = hop
 
     def forward(
         self, request: Request, raw_path: bytes, body: bytes, *, done: Callable[[], None] | None = None
@@ -67,7 +69,8 @@ class Proxy:
             headers.append((b"authorization", f"Bearer {self._key}".encode()))
         content = body if body or request.method not in ("GET", "HEAD") else None
         sent = httpx.Request(request.method, target, headers=headers, content=content)
-        return _Forwarded(self._http, sent, self._deadline_s, done)
+        self._hop.sent += len(body)
+        return _Forwarded(self._http, sent, self._deadline_s, done, self._hop)
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
@@ -78,13 +81,19 @@ class _Forwarded(Response):
     """One exchange, from the request upstream to the last byte downstream."""
 
     def __init__(
-        self, http: httpx.AsyncClient, sent: httpx.Request, deadline_s: float, done: Callable[[], None] | None
+        self,
+        http: httpx.AsyncClient,
+        sent: httpx.Request,
+        deadline_s: float,
+        done: Callable[[], None] | None,
+        hop: Hop,
     ) -> None:
         super().__init__()
         self._http = http
         self._sent = sent
         self._deadline_s = deadline_s
         self._done = done
+        self._hop = hop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         exchange = asyncio.create_task(self._exchange(send))
@@ -107,6 +116,7 @@ class _Forwarded(Response):
                 headers = _passed(answer.headers.raw, _NOT_ANSWERED)
                 await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 async for chunk in answer.aiter_raw():
+                    self._hop.received += len(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:

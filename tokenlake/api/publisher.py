@@ -22,6 +22,7 @@ from tokenlake.api.queries import fetch
 from tokenlake.api.registration import GroupLocks
 from tokenlake.api.rollouts import Group
 from tokenlake.api.settings import Settings
+from tokenlake.api.traces import Traces
 from tokenlake.clock import now_us
 from tokenlake.errors import Conflict, NotFound, TokenlakeError
 from tokenlake.finalize.publish import PublishedGroup, publish_due
@@ -36,13 +37,20 @@ class Publisher:
     """Watches groups and publishes those that are due."""
 
     def __init__(
-        self, lake: OwnedLake, control: Control, locks: GroupLocks, metrics: Metrics, settings: Settings
+        self,
+        lake: OwnedLake,
+        control: Control,
+        locks: GroupLocks,
+        metrics: Metrics,
+        settings: Settings,
+        traces: Traces,
     ) -> None:
         self._lake = lake
         self._control = control
         self._locks = locks
         self._metrics = metrics
         self._settings = settings
+        self._traces = traces
         self._wake = asyncio.Event()
         self._one = asyncio.Lock()
         self._running: asyncio.Future[list[PublishedGroup]] | None = None
@@ -111,9 +119,10 @@ class Publisher:
                 self._close(self._control.groups[name], closing=True)
             began = time.monotonic()
             try:
-                done = await asyncio.to_thread(
-                    publish_due, self._lake, groups=names, now=now_us(), force_deadline=force_deadline
-                )
+                with self._traces.span("publish", group_ids=" ".join(names)):
+                    done = await asyncio.to_thread(
+                        publish_due, self._lake, groups=names, now=now_us(), force_deadline=force_deadline
+                    )
             finally:
                 for name in names:
                     self._close(self._control.groups[name], closing=False)

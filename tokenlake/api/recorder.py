@@ -21,6 +21,8 @@ from tokenlake.api.flight import Flight
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.rollouts import Attempt
+from tokenlake.api.traces import Traces
+from tokenlake.api.trail import note
 from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
@@ -48,6 +50,7 @@ class Recorder:
         capture: CaptureCore,
         prefixes: Prefixes,
         metrics: Metrics,
+        traces: Traces,
         space: FreeSpace,
     ) -> None:
         self._control = control
@@ -55,6 +58,7 @@ class Recorder:
         self._capture = capture
         self._prefixes = prefixes
         self._metrics = metrics
+        self._traces = traces
         self._space = space
 
     def check_space(self) -> None:
@@ -90,12 +94,14 @@ class Recorder:
         if reason is None:
             event = self._event(flight, history, origin, answer) | coords.columns()
             try:
-                await self._ledger.commit({**event, "reason": origin.cause})
+                with self._traces.span("commit"):
+                    await self._ledger.commit({**event, "reason": origin.cause})
             except Conflict:
                 reason = "call_id_conflict"
             except StorageFailed:
                 reason = "commit_failed"
             else:
+                note(mode=coords.mode, cause=origin.cause)
                 self._metrics.committed(coords.mode, flight.dialect.name, origin.cause)
                 self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
                 return True
@@ -152,7 +158,7 @@ class Recorder:
         )
         if generation.fault is not None:
             return self._capture.abort(ticket, generation.fault)
-        with self._metrics.stage.time():
+        with self._metrics.stage.time(), self._traces.span("stage"):
             return self._capture.complete(
                 ticket,
                 prompt_token_ids=prompt.ids,
@@ -201,6 +207,7 @@ class Recorder:
 
     async def _failed(self, flight: Flight, reason: str, *, answered: bool) -> None:
         """Write a failure down. Raises `StorageFailed` when the answer may not be given because that was refused."""
+        note(reason=reason)
         event = {**flight.names, "event_type": "call_failed", "reason": reason, "answered": answered}
         try:
             await self._ledger.append(event)

@@ -13,6 +13,7 @@ from tokenlake.api.own_route import OwnRoute, service_of
 from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
+from tokenlake.api.trail import note
 from tokenlake.api.wire import FailBody, FreezeBody, GroupBody, SealBody, VersionBody, WorkerBody, read_model
 from tokenlake.errors import Forbidden, InvalidInput
 from tokenlake.ids import check_group_id, check_rollout_id, split_rollout_id
@@ -25,7 +26,9 @@ router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
 def credential(request: Request, rollout_id: str | None = None) -> int | None:
     """The attempt that the caller may command, None: any; raises `Unauthorized` before anything of the body is read."""
     presented = bearer(request.headers.get("authorization"))
-    return service_of(request).capabilities.control(presented, rollout_id)
+    attempt = service_of(request).capabilities.control(presented, rollout_id)
+    note(rollout_id=rollout_id, attempt=attempt)
+    return attempt
 
 
 def _attempt(own: int | None, named: int | None) -> int | None:
@@ -53,7 +56,7 @@ async def put_group(request: Request, group_id: str) -> JSONResponse:
     """Register a group of N rollouts; create-only."""
     credential(request)
     service = service_of(request)
-    check_group_id(group_id)
+    note(group_id=check_group_id(group_id))
     body = await read_model(request, GroupBody, service.settings)
     await service.archive.recall(group_id)
     group, new = await service.registrar.register_group(
@@ -114,15 +117,16 @@ async def seal(request: Request, rollout_id: str) -> JSONResponse:
     service = service_of(request)
     body = await read_model(request, SealBody, service.settings)
     await service.archive.recall(split_rollout_id(rollout_id)[0])
-    receipt = await service.lifecycle.seal(
-        rollout_id,
-        reward=body.reward,
-        attempt=_attempt(own, body.attempt),
-        terminal_call_id=body.terminal_call_id,
-        terminal_response_id=body.terminal_response_id,
-        scored_text=body.scored_text,
-        boundary_id=body.boundary_id,
-    )
+    with service.traces.span("seal"):
+        receipt = await service.lifecycle.seal(
+            rollout_id,
+            reward=body.reward,
+            attempt=_attempt(own, body.attempt),
+            terminal_call_id=body.terminal_call_id,
+            terminal_response_id=body.terminal_response_id,
+            scored_text=body.scored_text,
+            boundary_id=body.boundary_id,
+        )
     return JSONResponse(receipt)
 
 

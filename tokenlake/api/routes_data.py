@@ -195,4 +195,6 @@ async def metrics(request: Request) -> PlainTextResponse:
     service.metrics.open_rollouts.set(sum(attempt.state == "open" and not attempt.released for attempt in attempts))
     lineage = service.lake.path / "lineage"
     service.metrics.lineage_bytes.set(sum(path.stat().st_size for path in lineage.rglob("*.arrow")))
+    for direction, size in zip(("out", "in"), service.hop.take(), strict=True):
+        service.metrics.http.labels("worker", direction).inc(size)
     return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -24,6 +24,7 @@ from tokenlake.api.own_route import service_of
 from tokenlake.api.registration import key_digest
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.service import Service
+from tokenlake.api.trail import note
 from tokenlake.api.wire import read_json
 from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ingest.fingerprint import json_digest
@@ -75,6 +76,7 @@ def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Co
                 idempotency_digest=None if key is None else key_digest(rollout_id, number, key),
                 sink=exchange.sink,
             )
+            note(dialect=dialect.name, call_id=flight.call_id)
             retries = request.headers.get(_RETRY, "")
             sdk_retry = retries.isascii() and retries.isdigit() and retries.strip("0") != ""
             call = service.gate.call(flight, sdk_retry=sdk_retry)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import logging
 import socket
 import sys
 import threading
@@ -16,17 +15,20 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from tokenlake.api.app import create_app
 from tokenlake.api.backend import Backend, upstream_backend
 from tokenlake.api.commands import pairs
+from tokenlake.api.logs import logging_to
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings, read_environment
+from tokenlake.api.traces import NO_TRACES, Traces
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["Running", "embedded", "run"]
+__all__ = ["Running", "embedded", "in_thread", "run"]
 
 _START_S = 60.0
 _KEEP_ALIVE_S = 75
@@ -64,10 +66,10 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _config(service: Service) -> uvicorn.Config:
+def _config(app: FastAPI) -> uvicorn.Config:
     # Header names of agents are not logged, and neither are bodies: a capability never reaches a log.
     return uvicorn.Config(
-        create_app(service),
+        app,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=10,
@@ -78,8 +80,17 @@ def _config(service: Service) -> uvicorn.Config:
 @contextlib.contextmanager
 def embedded(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Generator[Running]:
     """Serve in a thread with a loop of its own until the block ends; port 0 takes a free one."""
+    with in_thread(create_app(service), host=host, port=port) as (url, loop):
+        yield Running(url, service.token, service, loop)
+
+
+@contextlib.contextmanager
+def in_thread(
+    app: FastAPI, *, host: str = "127.0.0.1", port: int = 0
+) -> Generator[tuple[str, asyncio.AbstractEventLoop]]:
+    """As `embedded`, for any application: its address and its loop."""
     listener = _listen(host, port)
-    server = uvicorn.Server(_config(service))
+    server = uvicorn.Server(_config(app))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
@@ -90,7 +101,7 @@ def embedded(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Gen
     thread.start()
     try:
         _wait_until_started(server, thread)
-        yield Running(_url(listener), service.token, service, loops[0])
+        yield _url(listener), loops[0]
     finally:
         server.should_exit = True
         thread.join(_START_S)
@@ -119,12 +130,19 @@ def _settings(given: Mapping[str, str]) -> Settings:
     return Settings.parse(values)
 
 
-def _log_to_stderr() -> None:
-    """Our own log lines from `info` on; those of libraries from `warning` on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("tokenlake").setLevel(logging.INFO)
+@contextlib.contextmanager
+def _traces(settings: Settings) -> Generator[Traces]:
+    """Traces to where the settings say; what was traced is sent before it ends."""
+    if settings.otlp_endpoint is None:
+        yield NO_TRACES
+        return
+    from tokenlake.api import otel  # noqa: PLC0415 - an extra that is loaded where it is asked for
+
+    traces = otel.exporting(settings.otlp_endpoint)
+    try:
+        yield traces
+    finally:
+        traces.close()
 
 
 def _backend(arguments: argparse.Namespace, settings: Settings, environment: Environment) -> Backend:
@@ -138,20 +156,19 @@ def _backend(arguments: argparse.Namespace, settings: Settings, environment: Env
 def run(arguments: argparse.Namespace) -> int:
     """`tokenlake serve`."""
     began = time.monotonic()
-    _log_to_stderr()
     environment = read_environment()
     settings = _settings(pairs(arguments.set))
-    backend = _backend(arguments, settings, environment)
-    listener = _listen(arguments.host, arguments.port)
-    lake = OwnedLake.open(arguments.lake)
-    try:
-        service = Service(lake, backend, settings, environment, policy=pairs(arguments.policy), began=began)
+    with contextlib.ExitStack() as held:
+        held.enter_context(logging_to(sys.stderr, settings.log_format))
+        traces = held.enter_context(_traces(settings))
+        backend = _backend(arguments, settings, environment)
+        listener = held.enter_context(_listen(arguments.host, arguments.port))
+        lake = held.enter_context(OwnedLake.open(arguments.lake))
+        policy = pairs(arguments.policy)
+        service = Service(lake, backend, settings, environment, policy=policy, began=began, traces=traces)
         sys.stdout.write(f"serving {arguments.lake} at {_url(listener)}\n")
         if not environment.token_given:
             sys.stdout.write(f"control token: {environment.token}\n")
         sys.stdout.flush()
-        asyncio.run(uvicorn.Server(_config(service)).serve(sockets=[listener]))
-    finally:
-        listener.close()
-        lake.close()
+        asyncio.run(uvicorn.Server(_config(create_app(service))).serve(sockets=[listener]))
     return 0

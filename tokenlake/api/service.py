@@ -32,6 +32,7 @@ from tokenlake.api.registration import GroupLocks, Registrar
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.api.sql_workers import SqlWorkers
+from tokenlake.api.traces import NO_TRACES, Traces
 from tokenlake.api.worker_gate import WorkerGate
 from tokenlake.api.worker_pool import WorkerPool
 from tokenlake.errors import ConfigError, Conflict, Deadline, EngineFailed, NotFound
@@ -67,6 +68,7 @@ class Service:
         *,
         policy: dict[str, Any] | None = None,
         began: float | None = None,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._began = time.monotonic() if began is None else began
         self.lake = lake
@@ -74,6 +76,7 @@ class Service:
         self.engine = engine = backend.engine
         self.settings = settings or Settings()
         self.capture = backend.capture
+        self.hop = backend.hop
         self.proxy = backend.proxy(self.settings)
         environment = environment or read_environment()
         self.token = environment.token
@@ -83,6 +86,7 @@ class Service:
             token=environment.token,
         )
         self.metrics = Metrics()
+        self.traces = traces
         self.control = Control(self.settings.closed_groups)
         events = lake.open_events()
         for event in events:
@@ -92,7 +96,7 @@ class Service:
         self.buffer = ReplayBuffer(lake)
         self.ledger = Ledger(lake.lineage, self.control)
         locks = GroupLocks()
-        self.publisher = Publisher(lake, self.control, locks, self.metrics, self.settings)
+        self.publisher = Publisher(lake, self.control, locks, self.metrics, self.settings, traces)
         self.archive = Archive(lake, self.control, locks)
         self.registrar = Registrar(self.control, self.ledger, locks)
         self.lifecycle = Lifecycle(
@@ -114,6 +118,7 @@ class Service:
             capture=CaptureCore(lake.delta_writer(_WRITER, remember=_REMEMBERED)),
             prefixes=self.prefixes,
             metrics=self.metrics,
+            traces=traces,
             space=lake.space,
         )
         self._upstream = backend.upstream
@@ -126,6 +131,7 @@ class Service:
             recorder=self.recorder,
             answers=Answers(self._events, engine.name, self.settings.answer_cache),
             metrics=self.metrics,
+            traces=traces,
             settings=self.settings,
         )
         self.sql_workers = SqlWorkers(lake.path, self.settings)

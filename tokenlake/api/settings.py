@@ -13,16 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.engine import SamplingParams
 
-__all__ = ["Environment", "Settings", "child_environment", "no_colour", "read_environment"]
+__all__ = ["Environment", "LogFormat", "Settings", "child_environment", "no_colour", "read_environment"]
 
+LogFormat = Literal["text", "json"]
 Reasoning = Literal["field", "fold"]
 LogprobMode = Literal["raw", "processed"]
 RetainUntil = Literal["closed", "consumed"]
 _WORDS: dict[str, tuple[str, ...]] = {
+    "log_format": get_args(LogFormat),
     "reasoning": get_args(Reasoning),
     "upstream_logprobs": get_args(LogprobMode),
     "retain_until": get_args(RetainUntil),
@@ -116,6 +119,14 @@ class Settings:
     stream_keep_alive_s: float = field(
         default=15.0, metadata=_about("gate", "seconds", "A streamed answer says something at least this often.")
     )
+    log_format: LogFormat = field(
+        default="text",
+        metadata=_about("serve", "word", "Log lines as `text`, or one `json` object a line."),
+    )
+    otlp_endpoint: str | None = field(
+        default=None,
+        metadata=_about("serve", "URL", "Where OpenTelemetry traces go, over OTLP and HTTP; none: nothing is traced."),
+    )
     claim_lease_s: float = field(
         default=600.0,
         metadata=_about("replay buffer", "seconds", "When a claim that nobody consumed goes to another member."),
@@ -189,6 +200,9 @@ class Settings:
                 _patterns(value)
             elif value is None and "None" in str(item.type):
                 continue
+            elif item.name == "otlp_endpoint":
+                if urlsplit(str(value)).scheme not in ("http", "https"):
+                    raise _wrong(item.name, "http://host:port/v1/traces", value)
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise _wrong(item.name, f"a number: {item.metadata['unit']}", value)
             elif (item.name in _WHOLE or isinstance(item.default, int)) and not isinstance(value, int):

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tokenlake.errors import ConfigError, Deadline, EngineFailed
+from tokenlake.ingest.upstream.hop import Hop
 
 __all__ = ["UpstreamClient", "UpstreamRefused", "checked_url", "http_client", "named_failures"]
 
@@ -88,11 +89,12 @@ async def named_failures(where: str, seconds: float | None) -> AsyncGenerator[No
 class UpstreamClient:
     """One upstream; belongs to the event loop that it is first used on."""
 
-    def __init__(self, url: str, *, key: str | None = None, deadline_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, key: str | None = None, deadline_s: float = 30.0, hop: Hop | None = None) -> None:
         self.url = checked_url(url)
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._deadline_s = deadline_s
         self._http = http_client(deadline_s)
+        self._hop = hop or Hop()
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`."""
@@ -111,6 +113,7 @@ class UpstreamClient:
         """
         content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
+        self._hop.sent += len(content)
         async with named_failures(self.url + path, self._deadline_s if bounded else None):
             return self._read(path, await self._http.post(self.url + path, content=content, headers=headers))
 
@@ -121,6 +124,7 @@ class UpstreamClient:
         """
         content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
+        self._hop.sent += len(content)
         async with (
             named_failures(self.url + path, None),
             self._http.stream("POST", self.url + path, content=content, headers=headers) as answer,
@@ -129,6 +133,7 @@ class UpstreamClient:
                 await answer.aread()
                 self._read(path, answer)
             async for line in answer.aiter_lines():
+                self._hop.received += len(line.encode()) + 1
                 field, _, data = line.partition(":")
                 if field == "data" and data.strip() == "[DONE]":
                     return
@@ -155,6 +160,7 @@ class UpstreamClient:
 
     def _read(self, path: str, answer: httpx.Response) -> dict[str, Any]:
         where = f"the upstream {self.url}{path}"
+        self._hop.received += answer.num_bytes_downloaded
         try:
             body: Any = json.loads(answer.content)
         except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from tokenlake.ingest.engine import AssistantTurn, Generation, LogprobMode, Mess
 from tokenlake.ingest.toolcalls import parse_turn
 from tokenlake.ingest.upstream.client import UpstreamClient, UpstreamRefused
 from tokenlake.ingest.upstream.facts import UpstreamFacts
+from tokenlake.ingest.upstream.hop import Hop
 from tokenlake.ingest.upstream.sampled import PATHS, read_generation, sampling_body
 from tokenlake.ingest.upstream.streamed import Assembly
 from tokenlake.ingest.upstream.template import UpstreamTemplate
@@ -45,11 +46,20 @@ _ABORTED = Generation(
 class UpstreamEngine:
     """One model of one upstream; `facts` come from `probe`. Any number of requests run at once."""
 
-    def __init__(self, url: str, facts: UpstreamFacts, *, key: str | None = None, deadline_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        facts: UpstreamFacts,
+        *,
+        key: str | None = None,
+        deadline_s: float = 30.0,
+        hop: Hop | None = None,
+    ) -> None:
         self.url = url
         self.facts = facts
         self._key = key
         self._deadline_s = deadline_s
+        self._hop = hop
         self._template = UpstreamTemplate(facts.name, self._ask)
         self._stop_ids = facts.stop_ids
         self._weight_version: int | None = None
@@ -99,7 +109,7 @@ class UpstreamEngine:
     async def start(self) -> None:
         """Open the client on this loop; idempotent."""
         if self._open is None:
-            client = UpstreamClient(self.url, key=self._key, deadline_s=self._deadline_s)
+            client = UpstreamClient(self.url, key=self._key, deadline_s=self._deadline_s, hop=self._hop)
             self._open = (client, asyncio.get_running_loop(), threading.get_ident())
 
     async def stop(self) -> None:
