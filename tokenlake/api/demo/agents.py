@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise MissingExtra("the demo needs the openai package: pip install 'tokenlake[demo]'") from error
 
-__all__ = ["Agent", "Pause", "Slot", "Traffic", "assistant_message", "slot_of", "tool_results"]
+__all__ = ["Agent", "Pause", "Player", "Slot", "Traffic", "assistant_message", "slot_of", "tool_results"]
 
 _MAX_TOOL_TURNS = 3
 _MAX_TOKENS = 96
@@ -87,69 +87,76 @@ class Traffic:
     responses: int = 0
 
 
-class Agent:
-    """One rollout: question, calculator calls, a check, and an answer that is scored."""
+class Player:
+    """One conversation: question, calculator calls, checks, and an answer that can be scored.
 
-    def __init__(self, kind: Kind, task: Task, control: AsyncClient, pause: Pause, traffic: Traffic) -> None:
+    `checks` is how often it is told to check its answer before it is asked to repeat it. With a `seed` every call has
+    one of its own, so that what is sampled does not depend on who else is sampling.
+    """
+
+    def __init__(
+        self, kind: Kind, task: Task, pause: Pause, traffic: Traffic, *, checks: int = 0, seed: int | None = None
+    ) -> None:
         self._kind = kind
         self._task = task
-        self._control = control
         self._pause = pause
         self._traffic = traffic
+        self._checks = checks
+        self._seed = seed
+        self.calls = 0
+        """Calls that were asked."""
+        self.messages = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": task.question},
+        ]
+        """The conversation so far."""
 
-    async def run(self, slot: Slot) -> float | None:
-        """Play the rollout to its end; returns the reward, or None where the environment died."""
-        if self._kind == "retried":
-            await self._dies(slot, retry=True)
-            slot = slot_of(await self._control.register_attempt(slot.rollout_id, slot.attempt + 1))
-        elif self._kind == "environment_dies":
-            await self._dies(slot, retry=False)
-            return None
+    async def solve(self, slot: Slot) -> tuple[str, str]:
+        """The last answer and its response id."""
+        opening = list(self.messages)
         async with self._sdk(slot) as sdk:
-            answer, response_id = await self._solve(sdk)
-        reward = self._task.score(answer)
-        await self._control.seal(slot.rollout_id, reward=reward, attempt=slot.attempt, terminal_response_id=response_id)
-        return reward
+            completion = await self._answered(sdk)
+            if self._kind == "fork":
+                side = [*self.messages, *tool_results(completion)[0], {"role": "user", "content": SIDE_TASK}]
+                await self._ask(sdk, side)
+            result = await self._calculated(sdk, completion)
+            for check in range(self._checks):
+                self.messages.append({"role": "user", "content": FOLLOW_UPS[check % 2]})
+                await self._calculated(sdk, await self._answered(sdk))
+            if self._kind == "compaction":
+                summary = SUMMARY_DONE.format(question=self._task.question, result=result or "nothing")
+                self.messages = [
+                    *opening,
+                    {"role": "assistant", "content": "I have worked on this before."},
+                    {"role": "user", "content": summary},
+                ]
+            else:
+                self.messages.append({"role": "user", "content": FOLLOW_UPS[2]})
+            completion = await self._answered(sdk)
+        return completion.choices[0].message.content or "", completion.id
 
-    async def _dies(self, slot: Slot, *, retry: bool) -> None:
-        async with self._sdk(slot) as sdk:
-            await self._ask(sdk, self._opening())
-        await self._control.fail(slot.rollout_id, reason="environment_failed", attempt=slot.attempt, retry=retry)
+    async def _answered(self, sdk: AsyncOpenAI) -> ChatCompletion:
+        """The answer to the conversation, which it then is part of."""
+        completion = await self._ask(sdk, self.messages)
+        self.messages.append(assistant_message(completion))
+        return completion
 
-    def _opening(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": self._task.question}]
-
-    async def _solve(self, sdk: AsyncOpenAI) -> tuple[str, str]:
-        messages = self._opening()
-        completion = await self._ask(sdk, messages)
-        messages.append(assistant_message(completion))
-        if self._kind == "fork":
-            side = [*messages, *tool_results(completion)[0], {"role": "user", "content": SIDE_TASK}]
-            await self._ask(sdk, side)
+    async def _calculated(self, sdk: AsyncOpenAI, completion: ChatCompletion) -> str:
+        """Go on while the model calls the calculator; the last result."""
         result = ""
         for _ in range(_MAX_TOOL_TURNS):
             results, last = tool_results(completion)
             if not results:
-                break
+                return result
             result = last
-            messages += results
-            completion = await self._ask(sdk, messages)
-            messages.append(assistant_message(completion))
-        else:
-            messages += tool_results(completion)[0]
-        if self._kind == "compaction":
-            summary = SUMMARY_DONE.format(question=self._task.question, result=result or "nothing")
-            messages = [
-                *self._opening(),
-                {"role": "assistant", "content": "I have worked on this before."},
-                {"role": "user", "content": summary},
-            ]
-        else:
-            messages.append({"role": "user", "content": FOLLOW_UPS[2]})
-        completion = await self._ask(sdk, messages)
-        return completion.choices[0].message.content or "", completion.id
+            self.messages += results
+            completion = await self._answered(sdk)
+        self.messages += tool_results(completion)[0]
+        return result
 
     async def _ask(self, sdk: AsyncOpenAI, messages: list[dict[str, Any]]) -> ChatCompletion:
+        seed = None if self._seed is None else self._seed + self.calls
+        self.calls += 1
         await self._pause.enter()
         try:
             return await sdk.chat.completions.create(
@@ -158,6 +165,7 @@ class Agent:
                 tools=cast("Any", [CALCULATOR_TOOL]),
                 temperature=1.0,
                 max_tokens=_MAX_TOKENS,
+                seed=seed,
             )
         finally:
             await self._pause.leave()
@@ -171,6 +179,32 @@ class Agent:
 
         http = DefaultAsyncHttpxClient(event_hooks={"request": [sent], "response": [received]}, timeout=_DEADLINE_S)
         return AsyncOpenAI(base_url=slot.base_url, api_key=slot.data_capability, http_client=http)
+
+
+class Agent(Player):
+    """A player in its environment, which ends the rollout: with a reward, or by dying."""
+
+    def __init__(self, kind: Kind, task: Task, control: AsyncClient, pause: Pause, traffic: Traffic) -> None:
+        super().__init__(kind, task, pause, traffic)
+        self._control = control
+
+    async def run(self, slot: Slot) -> float | None:
+        """Play the rollout to its end; returns the reward, or None where the environment died."""
+        if self._kind == "retried":
+            await self._dies(slot, retry=True)
+            slot = slot_of(await self._control.register_attempt(slot.rollout_id, slot.attempt + 1))
+        elif self._kind == "environment_dies":
+            await self._dies(slot, retry=False)
+            return None
+        answer, response_id = await self.solve(slot)
+        reward = self._task.score(answer)
+        await self._control.seal(slot.rollout_id, reward=reward, attempt=slot.attempt, terminal_response_id=response_id)
+        return reward
+
+    async def _dies(self, slot: Slot, *, retry: bool) -> None:
+        async with self._sdk(slot) as sdk:
+            await self._ask(sdk, self.messages)
+        await self._control.fail(slot.rollout_id, reason="environment_failed", attempt=slot.attempt, retry=retry)
 
 
 def slot_of(registered: Mapping[str, Any]) -> Slot:
