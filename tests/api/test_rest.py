@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 
@@ -105,16 +107,21 @@ def test_large_bodies_are_compressed_for_who_takes_that(door: Door) -> None:
     assert "content-encoding" not in door.request("GET", "/healthz", accept_encoding="gzip").headers
 
 
+@pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
 def test_health_answers_while_large_rows_are_fetched(
-    opened: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    opened: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str], accept: str
 ) -> None:
     case = CaseLake(tmp_path / "lake", capsys)
     prompt = list(range(200_000))
     case.take(group("g", 2), *(line for i in range(2) for line in (call(f"g_g{i}", "c", prompt, [7]), seal(f"g_g{i}"))))
     case.finalize()
     with opened() as door:
-        answers: list[Any] = []
-        fetching = threading.Thread(target=lambda: answers.append(door.request("GET", "/api/v1/rows?group_id=g")))
+        answers: list[httpx.Response] = []
+
+        def fetch() -> None:
+            answers.append(door.request("GET", "/api/v1/rows?group_id=g", accept=accept))
+
+        fetching = threading.Thread(target=fetch)
         fetching.start()
         beats = 0
         while fetching.is_alive():
@@ -122,7 +129,59 @@ def test_health_answers_while_large_rows_are_fetched(
             beats += 1
         fetching.join()
         assert beats > 1
-        rows = answers[0].json()["rows"]
-        assert [row["input_ids"] for row in rows] == [[*prompt, 7]] * 2
-        arrow = door.request("GET", "/api/v1/rows?group_id=g", accept=ARROW_STREAM)
-        assert pa.ipc.open_stream(arrow.content).read_all().column("input_ids").to_pylist() == [[*prompt, 7]] * 2
+        (answer,) = answers
+        if accept == ARROW_STREAM:
+            ids = pa.ipc.open_stream(answer.content).read_all().column("input_ids").to_pylist()
+        else:
+            ids = [row["input_ids"] for row in answer.json()["rows"]]
+        assert ids == [[*prompt, 7]] * 2
+
+
+def test_reads_see_whole_groups_in_one_order_while_others_are_published_dropped_and_retired(opened: Opener) -> None:
+    names = [f"g{number}" for number in range(4)]
+    with opened(compact_every_s=None, retain_closed_s=1e-6) as door, ThreadPoolExecutor(3) as pool:
+        done = threading.Event()
+
+        def writing() -> None:
+            try:
+                for name in names:
+                    door.register(f"dropped-{name}", n=1)
+                    door.client.abort(f"dropped-{name}")
+                    published(door, 2, name)
+                    door.service.housekeeper._once(door.service.housekeeper._rule())
+            finally:
+                done.set()
+
+        def paging() -> list[list[str]]:
+            """The groups of each whole pass, in the order of their rows."""
+            passes: list[list[str]] = []
+            last = False
+            while not last:
+                last = done.is_set()
+                after, rows = "", []
+                while after is not None:
+                    page = door.request("GET", "/api/v1/rows?limit=2" + (f"&after={after}" if after else "")).json()
+                    rows += [row["group_id"] for row in page["rows"]]
+                    after = page["next"]
+                assert rows == [name for name in dict.fromkeys(rows) for _ in range(2)]
+                passes.append(rows[::2])
+            return passes
+
+        def asking() -> list[list[str]]:
+            passes: list[list[str]] = []
+            last = False
+            while not last:
+                last = done.is_set()
+                said = door.client.sql("SELECT group_id, count(*) AS rows FROM ready_rows GROUP BY ALL ORDER BY ALL")
+                assert {row["rows"] for row in said["rows"]} <= {2}
+                passes.append([row["group_id"] for row in said["rows"]])
+            return passes
+
+        readers = [pool.submit(paging), pool.submit(asking)]
+        pool.submit(writing).result()
+        for passes in (reader.result() for reader in readers):
+            assert len(passes) > 1
+            assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(passes))
+            assert passes[-1] == names
+        assert {event["group_id"] for event in door.events("retired")} >= set(names)
+        assert door.client.audit()["healthy"]
