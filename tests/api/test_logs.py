@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.conftest import TOKEN, Door
 from tests.api.test_chat import U5, ask, echo
+from tests.api.test_lifecycle import wait_for
 from tokenlake.api import logs
 from tokenlake.api.trail import note, trail
 
@@ -36,6 +37,9 @@ def test_a_line_of_a_call_says_which_rollout_attempt_and_call_it_was(door: Door,
     first = ask(agent, [U5])
     ask(agent, [U5, echo(first), {"role": "user", "content": "again"}])
     door.client.seal("g_g0", reward=1.0, terminal_response_id=first.id)
+    wait_for(
+        door, lambda: lines.getvalue().count("tokenlake.access") == 4
+    )  # a request is logged after its answer has gone
     said = [line for line in read(lines) if line["logger"] == "tokenlake.access"]
     calls = [line for line in said if "call_id" in line]
     assert [line["call_id"] for line in calls] == [e["call_id"] for e in door.events("call_committed")]
@@ -45,9 +49,9 @@ def test_a_line_of_a_call_says_which_rollout_attempt_and_call_it_was(door: Door,
     ]
     assert {line["message"] for line in calls} == {"POST /ng-rollout/{rollout_id}/v1/chat/completions"}
     assert all(line["bytes_in"] > 0 and line["bytes_out"] > 0 and line["seconds"] > 0 for line in calls)
-    assert said[-1]["message"] == "POST /api/v1/rollouts/{rollout_id}/seal"
-    assert said[-1]["rollout_id"] == "g_g0"
-    assert "call_id" not in said[-1]  # what one request noted is not said of the next
+    (seal,) = [line for line in said if line["message"] == "POST /api/v1/rollouts/{rollout_id}/seal"]
+    assert seal["rollout_id"] == "g_g0"
+    assert "call_id" not in seal  # what one request noted is not said of the next
 
 
 def test_nothing_of_a_whole_run_leaks_into_its_log(
@@ -70,6 +74,7 @@ def test_nothing_of_a_whole_run_leaks_into_its_log(
     door.request(
         "POST", "/ng-rollout/h_g0/v1/chat/completions", {"messages": [question]}, token=refused["data_capability"]
     )
+    wait_for(door, lambda: lines.getvalue().count('"status": 500') == 1)
     text = lines.getvalue()
     assert "ZeroDivisionError" in text
     assert "tokenlake.access" in text

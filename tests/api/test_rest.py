@@ -138,7 +138,7 @@ def test_health_answers_while_large_rows_are_fetched(
 
 
 def test_reads_see_whole_groups_in_one_order_while_others_are_published_dropped_and_retired(opened: Opener) -> None:
-    names = [f"g{number}" for number in range(4)]
+    names = [f"g{number}" for number in range(3)]
     with opened(compact_every_s=None, retain_closed_s=1e-6) as door, ThreadPoolExecutor(3) as pool:
         done = threading.Event()
 

@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.api.conftest import Door, Opener
 from tests.api.test_chat import U5, ask, echo
+from tests.api.test_lifecycle import wait_for
 from tokenlake.api import serve
 from tokenlake.api.otel import OtelTraces
 from tokenlake.api.settings import Settings
@@ -61,6 +62,7 @@ def test_a_call_is_a_child_of_its_agent_and_every_step_of_it_a_child_of_the_call
     last = ask(agent, [U5, echo(first), {"role": "user", "content": "again"}])
     traced.client.seal("g_g0", reward=1.0, terminal_response_id=last.id)
     traced.client.publish("g")
+    wait_for(traced, lambda: len(named(exported, CALL)) == 2)  # a request ends after its answer has gone
     calls = [event["call_id"] for event in traced.events("call_committed")]
     requests = named(exported, CALL)
     assert [span.kind for span in requests] == [SpanKind.SERVER] * 2
@@ -92,6 +94,7 @@ def test_a_span_holds_ids_words_and_figures_and_says_of_an_error_only_its_kind(
         "POST", "/ng-rollout/g_g0/v1/chat/completions", {"messages": []}, token=rollout["data_capability"]
     )
     assert refused.status_code == 400
+    wait_for(traced, lambda: len(named(exported, CALL)) == 2)
     known = {"rollout_id", "attempt", "call_id", "group_id", "group_ids", "dialect", "mode", "cause", "status"}
     known |= {"seconds", "bytes_in", "bytes_out"}
     for span in exported.get_finished_spans():
@@ -115,6 +118,7 @@ def test_a_traceparent_that_is_none_begins_a_trace_of_its_own(
     traced: Door, exported: InMemorySpanExporter, header: str
 ) -> None:
     traced.http.get("/healthz", headers={"traceparent": header})
+    wait_for(traced, lambda: named(exported, "GET /healthz") != [])
     (span,) = named(exported, "GET /healthz")
     assert span.parent is None
 

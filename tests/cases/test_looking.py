@@ -39,8 +39,10 @@ def test_inspect_shows_tree_versions_and_tokens_without_colour(filled: CaseLake)
     assert "\x1b" not in out
     lines = out.splitlines()
     assert "weights   7..8" in lines
+    tree = [line.partition("  text")[0].partition("  token_in")[0] for line in lines]
+    start = tree.index("attempt 0: 3 calls (* leads to the terminal)")
+    assert tree[start + 1 : start + 4] == ["  * c0", "  └─ - fork", "  * c1"]
     assert any(line.startswith("  * c1  token_in, 4+2=6 tokens") for line in lines)
-    assert any(line.startswith("  └─- fork") for line in lines)
     assert "  c0  71 72 73▇ 74▁" in lines
     assert "  c1  2" in lines
 

@@ -1,7 +1,7 @@
 """The calls of an attempt in the order to show them: depth first, each branch in a lane of its own.
 
-A conversation of two hundred turns stays in one lane; only a fork opens another. The child on the terminal chain, or
-else the first one, goes on in its parent's lane.
+A conversation of two hundred turns stays in one lane; only a fork opens another, and stands right below the call that
+it leaves. The child on the terminal chain, or else the first one, goes on in its parent's lane.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def call_tree(calls: Sequence[Record]) -> Iterator[Shown]:
         shown.add(call["call_id"])
         yield Shown(call=call, lane=lane, in_cycle=False)
         first, *others = children.get(call["call_id"], []) or [None]
-        stack += [(other, lane + 1) for other in others if other is not None]
         if first is not None:
             stack.append((first, lane))
+        stack += [(other, lane + 1) for other in reversed(others) if other is not None]
     yield from (Shown(call=call, lane=0, in_cycle=True) for call in calls if call["call_id"] not in shown)

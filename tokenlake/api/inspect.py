@@ -52,7 +52,7 @@ def _heading(rollout: Record, paint: Paint) -> Iterator[str]:
     yield f"state     {rollout['state']}, attempt {rollout['attempt']}"
     reason = "" if rollout["reason"] is None else f" ({rollout['reason']})"
     yield f"verdict   {paint(rollout['verdict'] + reason, 'bold', _VERDICTS.get(rollout['verdict'], 'yellow'))}"
-    if rollout["detail"]:
+    if rollout["detail"] not in (None, rollout["reason"]):
         yield f"detail    {rollout['detail']}"
     yield f"reward    {'none' if rollout['reward'] is None else rollout['reward']}"
     terminal = rollout["terminal_call_id"]
@@ -72,8 +72,9 @@ def _versions(first: int | None, last: int | None) -> str:
 def _attempts(rollout: Record, calls: list[Record], paint: Paint) -> Iterator[str]:
     for attempt in sorted({call["attempt"] for call in calls}):
         mine = [call for call in calls if call["attempt"] == attempt]
-        counts = "" if attempt == rollout["attempt"] else ", superseded"
-        yield paint(f"attempt {attempt}: {len(mine)} calls{counts}", "bold")
+        counts = f"{len(mine)} call{'' if len(mine) == 1 else 's'}"
+        note = " (* leads to the terminal)" if attempt == rollout["attempt"] else ", superseded"
+        yield paint(f"attempt {attempt}: {counts}", "bold") + note
         for shown in call_tree(mine):
             cycle = paint(" [in a cycle]", "red") if shown.in_cycle else ""
             yield _line(shown.call, shown.lane, paint) + cycle
@@ -83,7 +84,7 @@ def _attempts(rollout: Record, calls: list[Record], paint: Paint) -> Iterator[st
 
 def _line(call: Record, lane: int, paint: Paint) -> str:
     on_chain = call["position"] is not None
-    lead = f"  {'  ' * max(lane - 1, 0)}{'└─' if lane else ''}"
+    lead = f"  {'  ' * max(lane - 1, 0)}{'└─ ' if lane else ''}"
     name = paint(f"* {call['call_id']}", "green", "bold") if on_chain else f"- {call['call_id']}"
     if call["status"] != "committed":
         return f"{lead}{name}  " + paint(f"{call['status']}: {call['reason']}", "red")
@@ -108,8 +109,7 @@ def _strip(records: list[Record], paint: Paint) -> Iterator[str]:
         return
     yield paint("tokens", "bold") + f" (carried, or sampled: {_legend(paint)} surer)"
     for call in token_strip(records, str):
-        shown = [_token(token.text, token.css, paint) for token in call.tokens]
-        yield f"  {call.call_id}  {' '.join(shown)}"
+        yield f"  {call.call_id}  " + paint.wrapped([_token(token.text, token.css, paint) for token in call.tokens], 4)
 
 
 def _token(text: str, css: str, paint: Paint) -> str:

@@ -35,7 +35,9 @@ _FOUND = 100
 _TOKENS = 2000
 _SHOWN = 1000
 _LOGIN_BYTES = 4096
-_EXAMPLE = "SELECT reason, count(*) AS rollouts FROM rollouts WHERE verdict = 'placeholder' GROUP BY reason"
+_EXAMPLE = "SELECT rollout_id, reason, detail FROM rollouts WHERE verdict = 'placeholder'"
+_PAGES = {"group_id": "groups", "rollout_id": "rollouts", "sample_id": "rollouts"}
+"""Columns of a result whose values have a page."""
 
 Record = dict[str, Any]
 Page = Callable[[Request, Service], Coroutine[Any, Any, Response]]
@@ -204,6 +206,7 @@ async def sql_page(request: Request, service: Service) -> Response:
         columns=[(field.name, _is_number(field.type)) for field in table.schema],
         rows=[list(row.values()) for row in rows],
         more=answer.more or found.num_rows > _SHOWN,
+        pages=_PAGES,
     )
 
 

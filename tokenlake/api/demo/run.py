@@ -37,6 +37,11 @@ __all__ = ["run"]
 _UPDATE_AFTER = 0.3
 """Share of the rollouts that have ended when the weights change."""
 _NOISE = 2e-3
+_HINTS = """look around with:
+  tokenlake sql --lake {path} "SELECT rollout_id, verdict, reason, reward FROM rollouts"
+  tokenlake inspect --lake {path} ROLLOUT_ID
+  tokenlake serve --lake {path}   # and the console, at the address it prints
+"""
 
 State = Mapping[str, torch.Tensor]
 
@@ -95,7 +100,7 @@ def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool)
     for complaint in wrong:
         sys.stderr.write(f"tokenlake: {complaint}\n")
     if kept and not wrong:
-        console.print("look around with:", "tokenlake", "sql", "--lake", str(path), '"SELECT * FROM groups"')
+        sys.stdout.write(_HINTS.format(path=path))
     return 1 if wrong else 0
 
 

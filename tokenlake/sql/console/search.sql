@@ -1,6 +1,7 @@
--- what: groups, rollouts and calls whose id, or a call's response id or served text, holds ?1, at most ?2
+-- what: groups, rollouts and calls whose id, or a call's response id or served text, holds ?1, and published
+--   placeholders whose reason is ?1, at most ?2
 -- grain: thing found
--- reads: group_records, slots, calls
+-- reads: group_records, slots, ready_rows, calls
 SELECT
     'group' AS kind,
     group_id,
@@ -16,6 +17,14 @@ SELECT
     rollout_id AS found
 FROM slots
 WHERE contains(lower(rollout_id), lower(?1))
+UNION ALL
+SELECT
+    'placeholder' AS kind,
+    group_id,
+    rollout_id,
+    reason AS found
+FROM ready_rows
+WHERE sample_mask = 0 AND reason = lower(?1)
 UNION ALL
 SELECT
     'call' AS kind,
