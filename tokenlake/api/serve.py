@@ -70,6 +70,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
     # Header names of agents are not logged, and neither are bodies: a capability never reaches a log.
     return uvicorn.Config(
         app,
+        log_config=None,  # its lines go where ours go, in the same form
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=10,

@@ -36,7 +36,7 @@ _TOKENS = 2000
 _SHOWN = 1000
 _LOGIN_BYTES = 4096
 _EXAMPLE = "SELECT rollout_id, reason, detail FROM rollouts WHERE verdict = 'placeholder'"
-_PAGES = {"group_id": "groups", "rollout_id": "rollouts", "sample_id": "rollouts"}
+_PAGES = {"group_id": "groups", "rollout_id": "rollouts"}
 """Columns of a result whose values have a page."""
 
 Record = dict[str, Any]
