@@ -1,158 +1,109 @@
-"""Runs the scenario in children that die or meet errors, and checks the lake each of them leaves.
+"""Kills, tears and refuses at every call of the store that changes a file, and checks the lake each of them leaves.
 
-`python -m tests.crash.runner` (`make crash`) tries every call with every kind of fault, in an order that a seed gives,
-each kind in turn, until all are tried, `--count` of them, or the time is over. Prints what was tried of what there is;
-exit 1 with the first lines of each failure.
+`python -m tests.crash.runner` (`make crash`) tries everything, in an order that a seed gives, each kind in turn, until
+all are tried or the time is over. Prints what was tried of what there is; exit 1 with the first lines of each failure.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from tests.crash.scenario import Child, check, encode
-from tests.crash.shim import KILLED, MODES, Fault, Shim
-from tokenlake.errors import StorageFailed
+from tests.crash.disks import disk_trials
+from tests.crash.scenario import STATIONS
+from tests.crash.shim import Fault
+from tests.crash.states import Run, record
+from tests.crash.torn import torn_trials
+from tests.crash.traced import traced_trials
+from tests.crash.trials import PLACE, Killed, Outcome, Refused
 
-ERRORS = ("ENOSPC", "EIO", "short")
-
-
-def fork(work: Callable[[int], None]) -> tuple[list[list[Any]], int]:
-    """Run `work(fd)` in a child; what it told over the pipe, and its exit status."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(reading)
-            work(writing)
-            status = 0
-        except BaseException:
-            os.write(writing, encode("error", traceback.format_exc()))
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        told = [json.loads(line) for line in pipe.read().splitlines()]
-    return told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+Trial = Callable[[], Outcome]
+_ALWAYS = ("ENOSPC", "EIO", "read-only")
+_REFUSING = (0, 1, 2, 4)
+"""Stations whose calls are refused one by one; station 3 repeats them in one life, and is killed only."""
+_limit = 0.0
 
 
-def drive(path: Path, fault: Fault) -> tuple[list[list[Any]], int]:
-    """The scenario under one fault."""
-
-    def work(fd: int) -> None:
-        raw = os.write
-        shim = Shim(path, fault)
-        shim.install()
-        try:
-            Child(path, lambda *told: raw(fd, encode(*told))).run()
-        except StorageFailed:
-            # The lake could not even be opened or closed: as good as killed here.
-            raw(fd, encode("refused"))
-        shim.stop()
-        raw(fd, encode("calls", len(shim.calls)))
-
-    return fork(work)
-
-
-def reopen(path: Path, fault: Fault) -> int:
-    """Only a start, under one fault: a crash while a crash is recovered from."""
-
-    def work(fd: int) -> None:
-        shim = Shim(path, fault)
-        shim.install()
-        Child(path, lambda *_: None).lake.close()
-
-    return fork(work)[1]
-
-
-def attempt(fault: Fault, again: Fault | None = None) -> str | None:
-    """One child, one check; what went wrong, or None."""
-    base = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    try:
-        told, status = drive(base / "lake", fault)
-        if fault.kind in ("kill", "torn") and status != KILLED:
-            return f"{fault}: was not killed: {told[-1:]}"
-        if fault.kind not in ("kill", "torn") and status != 0:
-            return f"{fault}: {told[-1][-1]}"
-        if again is not None:
-            reopen(base / "lake", again)
-        told = [each for each in told if each[0] != "calls"]
-        failed, status = fork(lambda _: check(base / "lake", told))
-        return None if status == 0 else f"{fault} {again}: {failed[-1][-1] if failed else status}"
-    finally:
-        shutil.rmtree(base)
-
-
-def faults(calls: int, seed: int) -> list[tuple[str, Fault, Fault | None]]:
-    """What is tried, each kind in turn, in the order of a seed."""
-    kinds: list[tuple[str, dict[str, Any]]] = [(f"kill, {mode}", {"kind": "kill", "mode": mode}) for mode in MODES]
-    kinds += [("torn write", {"kind": "torn", "mode": "process"})]
-    kinds += [(name, {"kind": name}) for name in ERRORS]
-    kinds += [("read-only from here on", {"kind": "EROFS", "lasting": True})]
+def every(run: Run, seed: int, seen: Path) -> list[list[Trial]]:
+    """All trials by kind, each kind in the order of a seed."""
+    kinds: dict[str, list[Trial]] = {}
+    for state in run.states:
+        kinds.setdefault(state.name, []).append(Killed(run=run, state=state, seed=seed))
+    for station in _REFUSING:
+        for at, call in enumerate(run.calls[station], 1):
+            name = call.split()[0]
+            faults = [Fault(at=at, kind=kind) for kind in _ALWAYS]
+            faults += [Fault(at=at, kind="short")] if name == "write" else []
+            faults += [Fault(at=at, kind="no room")] if name in ("open", "mkdir", "write") else []
+            faults += [Fault(at=at, kind="no inodes")] if name in ("open", "mkdir") else []
+            faults += [Fault(at=at)] if at % 12 == seed % 12 else []
+            for fault in faults:
+                kinds.setdefault(fault.kind, []).append(Refused(run=run, station=station, fault=fault, seen=seen))
     order = random.Random(seed)
-    tries: list[list[tuple[str, Fault, Fault | None]]] = []
-    for name, fault in kinds:
-        tries.append([(name, Fault(at=at, **fault), None) for at in order.sample(range(1, calls + 1), calls)])
-    again = [(first, second) for first in range(10, calls, 10) for second in range(1, 20)]
-    tries.append(
-        [
-            ("kill while starting", Fault(at=first), Fault(at=second, mode="power"))
-            for first, second in order.sample(again, len(again))
-        ]
-    )
-    return [each for turn in zip_longest(*tries) for each in turn if each is not None]
+    for trials in kinds.values():
+        order.shuffle(trials)
+    return [*kinds.values(), torn_trials(run, order), traced_trials(run, seen, order), disk_trials(run)]
+
+
+def attempt(trial: Trial) -> Outcome | None:
+    """One trial, unless the time is over."""
+    return None if time.monotonic() > _limit else trial()
+
+
+def show(broken: str) -> None:
+    """The lines of a failure that say where it was."""
+    lines = broken.splitlines()
+    print(lines[0][:160], *[line for line in lines[1:] if "tokenlake/" in line][-3:], lines[-1], sep="\n    ", flush=True)
 
 
 def main() -> int:
     """Run them all."""
+    global _limit  # noqa: PLW0603  # the processes of the pool inherit it
     parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int)
+    parser.add_argument("--count", type=int, help="at most so many trials")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit-s", type=float, default=1700.0)
     arguments = parser.parse_args()
     began = time.monotonic()
-    base = Path(tempfile.mkdtemp())
-    told, status = drive(base / "lake", Fault())
-    shutil.rmtree(base)
-    if status:
-        print(told[-1][-1])
-        return 1
-    (calls,) = [rest[0] for kind, *rest in told if kind == "calls"]
-    every = faults(calls, arguments.seed)
-    counts: Counter[str] = Counter()
-    points: set[int] = set()
-    broken: list[str] = []
-    for name, fault, again in every[: arguments.count]:
-        if time.monotonic() - began > arguments.limit_s:
-            break
-        counts[name] += 1
-        points.add(fault.at)
-        wrong = attempt(fault, again)
-        if wrong is not None:
-            broken.append(f"{name}: {wrong}")
-            print(
-                broken[-1].splitlines()[0][:140],
-                *[line for line in broken[-1].splitlines()[1:] if "tokenlake/" in line][-3:],
-                broken[-1].splitlines()[-1],
-                sep="\n    ",
-                flush=True,
-            )
-    print(f"{len(points)} of {calls} calls that change a file, {counts.total()} of {len(every)} faults, by kind:")
-    for name, count in counts.items():
-        print(f"{count:5} {name}")
+    _limit = began + arguments.limit_s
+    base = Path(tempfile.mkdtemp(prefix="tokenlake-crash-", dir=PLACE if PLACE.is_dir() else None))
+    try:
+        (base / "seen").mkdir()
+        run = record(base)
+        kinds = every(run, arguments.seed, base / "seen")
+        print(f"prepared in {time.monotonic() - began:.0f} s", flush=True)
+        trials = [each for turn in zip_longest(*kinds) for each in turn if each is not None]
+        done, tried, broken = 0, Counter[str](), list[str]()
+        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+            for outcome in pool.imap_unordered(attempt, trials[: arguments.count]):
+                if outcome is None:
+                    continue
+                done += 1
+                tried += outcome.tried
+                broken += outcome.broken
+                for each in outcome.broken:
+                    show(each)
+    finally:
+        shutil.rmtree(base)
+    points = sum(len(calls) for calls in run.calls)
+    print(f"{points} calls that change a file, in {len(STATIONS)} lives of a process; kills at them:")
+    for name, count in run.tried.items():
+        print(f"{count:6} {name}")
+    print(f"leave {len(run.states)} lakes that are not the same")
+    print(f"{done} of {len(trials)} trials, {tried.total()} faults by kind:")
+    for name, count in sorted(tried.items()):
+        print(f"{count:6} {name}")
     print(f"seed {arguments.seed}, {len(broken)} failures, {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
 

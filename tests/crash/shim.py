@@ -1,16 +1,14 @@
-"""Every call of `os` that changes a file, counted, and made to fail or to be the last one.
+"""Every call of `os` that changes a file, counted, and made to fail.
 
-A store that calls nothing but `os` can be killed between any two system calls without a debugger. `Shim` replaces those
-functions in the process that installs it. It also remembers what was not yet synced, so that a kill can be a loss of
-power: bytes that no `fsync` covered are cut off, and names that no sync of their folder covered are undone.
+A store that calls nothing but `os` can be looked at between any two system calls without a debugger. `Shim` replaces
+those functions in the process that installs it. It also remembers what was not yet synced, so it can tell what a loss
+of power leaves: bytes that no `fsync` covered are cut off, and names that no sync of their folder covered are undone.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,11 @@ MODES = ("process", "power", "reordered", "zeroed")
 """What a kill loses: nothing; all that is not synced; bytes that are not synced, while names are kept; the same, with
 zeros in their place."""
 
+Tree = dict[str, bytes | None]
+"""What a folder holds: paths below it, with the bytes of files and None for folders."""
+
 _NAMES = ("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink", "mkdir")
-_CREATES = os.O_CREAT
+_NEEDS = {"no room": ("open", "mkdir", "write"), "no inodes": ("open", "mkdir")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +32,24 @@ class Fault:
 
     at: int = 0
     kind: str = "kill"
-    """`kill` before the call, `torn` within a write, `short` write, or the name of an errno."""
-    mode: str = "process"
-    lasting: bool = False
-    """The error stays for every later call (a file system that became read-only)."""
+    """`kill` before the call; a `short` write; the name of an errno; or, for every call from here on, `read-only`,
+    `no room` and `no inodes`, which refuse what the state of a file system refuses."""
 
 
 class Shim:
-    """Installed once in a process that is thrown away."""
+    """Installed once in a process that is thrown away; `watch(name, path, data)` is told of each call before it."""
 
-    def __init__(self, root: Path, fault: Fault) -> None:
+    def __init__(
+        self, root: Path, fault: Fault, watch: Callable[[str, str, bytes | None], None] = lambda *_: None
+    ) -> None:
         self.root = str(root)
-        self.fault = fault
         self.calls: list[str] = []
+        self.watch = watch
+        self._fault = fault
         self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _NAMES}
-        self._spare = tempfile.mkdtemp(dir=root.parent)
         self._paths: dict[int, str] = {}
         self._synced: dict[str, int] = {}
-        self._undo: list[tuple[str, Callable[[], None]]] = []
-        self._saved = 0
+        self._undo: list[tuple[str, str, str, str, bytes | None]] = []
 
     def install(self) -> None:
         """Replace the functions of `os`."""
@@ -61,96 +61,101 @@ class Shim:
         for name, real in self._real.items():
             setattr(os, name, real)
 
+    def left(self, mode: str) -> Tree:
+        """What a kill before the next call leaves of the lake."""
+        tree = read_tree(Path(self.root))
+        if mode == "process":
+            return tree
+        for path, size in self._synced.items():
+            data = tree.get(self._name(path))
+            if data is not None and len(data) > size and not path.endswith(".lock"):
+                tree[self._name(path)] = data[:size] + bytes(len(data) - size if mode == "zeroed" else 0)
+        for _, name, path, target, kept in reversed(self._undo if mode == "power" else []):
+            if name == "rename":
+                tree[path] = tree.pop(target)
+                if kept is not None:
+                    tree[target] = kept
+            elif name == "unlink":
+                tree[path] = kept
+            else:
+                for below in [each for each in tree if each == path or each.startswith(f"{path}/" if path else "")]:
+                    del tree[below]
+        return tree
+
+    def _name(self, path: str) -> str:
+        return path[len(self.root) + 1 :]
+
     def _wrapped(self, name: str) -> Callable[..., Any]:
         def call(first: Any, *rest: Any, **named: Any) -> Any:
-            path = self._paths.get(first) if isinstance(first, int) else os.fspath(first)
-            ours = path is not None and str(path).startswith(self.root)
-            if name == "fsync" and path == os.path.dirname(self.root):
-                ours = True
-            if not ours or (name == "open" and not rest[0] & _CREATES):
+            path = str(self._paths.get(first, "") if isinstance(first, int) else os.fspath(first))
+            ours = path.startswith(self.root) or (name == "fsync" and path == os.path.dirname(self.root))
+            if not ours or (name == "open" and not rest[0] & os.O_CREAT):
                 made = self._real[name](first, *rest, **named)
                 if name == "open":
-                    self._paths[made] = str(path)
+                    self._paths[made] = path
                 return made
-            return self._counted(name, str(path), first, rest, named)
+            return self._counted(name, path, first, rest, named)
 
         return call
 
     def _counted(self, name: str, path: str, first: Any, rest: Any, named: Any) -> Any:
-        self.calls.append(f"{name} {path[len(self.root) :]}")
-        fault, now = self.fault, len(self.calls)
-        if fault.at and (now == fault.at or (fault.lasting and now > fault.at)):
-            if fault.kind == "kill":
-                self._die()
-            elif fault.kind == "torn":
-                if name == "write":
-                    self._real["write"](first, rest[0][: 1 + now * 7919 % len(rest[0])])
-                self._die()
-            elif fault.kind == "short":
+        self.watch(name, self._name(path), bytes(rest[0]) if name == "write" else None)
+        self.calls.append(f"{name} /{self._name(path)}")
+        fault, now = self._fault, len(self.calls)
+        if fault.at and now >= fault.at:
+            if fault.kind in _NEEDS or fault.kind == "read-only":
+                code = "EROFS" if fault.kind == "read-only" else "ENOSPC"
+                needs = _NEEDS.get(fault.kind, _NAMES)
+                if name in needs and not (code == "ENOSPC" and name == "open" and os.path.exists(path)):
+                    raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)), path)
+            elif now == fault.at and fault.kind == "kill":
+                os._exit(KILLED)
+            elif now == fault.at and fault.kind == "short":
                 if name == "write" and len(rest[0]) > 1:
                     return self._real["write"](first, rest[0][: len(rest[0]) // 2])
-            else:
+            elif now == fault.at:
                 code = getattr(errno, fault.kind)
                 raise OSError(code, os.strerror(code), path)
         return self._done(name, path, first, rest, named)
 
     def _done(self, name: str, path: str, first: Any, rest: Any, named: Any) -> Any:
-        real, folder = self._real, os.path.dirname(path)
+        target = os.fspath(rest[0]) if name == "rename" else path
+        new = name == "open" and not os.path.exists(path)
+        kept = None
+        if name in ("rename", "unlink") and os.path.exists(target):
+            kept = Path(target).read_bytes()
+        done = self._real[name](first, *rest, **named)
         if name == "open":
-            new = not os.path.exists(path)
-            made = real["open"](first, *rest, **named)
-            self._paths[made] = path
-            if new:
-                self._undo.append((folder, lambda: real["unlink"](path)))
+            self._paths[done] = path
             self._synced[path] = 0 if new or rest[0] & os.O_TRUNC else os.path.getsize(path)
-            return made
-        if name in ("fsync", "fdatasync"):
-            done = real[name](first)
-            if os.path.isdir(path):
-                self._undo = [each for each in self._undo if each[0] != path]
-            else:
-                self._synced[path] = os.fstat(first).st_size
-            return done
-        if name in ("rename", "unlink"):
-            target = os.fspath(rest[0]) if name == "rename" else path
-            kept = self._keep(target)
-            done = real[name](first, *rest, **named)
-            if name == "rename":
-                self._synced[target] = self._synced.pop(path, os.path.getsize(target))
-
-                def back() -> None:
-                    real["rename"](target, path)
-                    if kept:
-                        real["rename"](kept, target)
-
-                self._undo.append((os.path.dirname(target), back))
-            else:
-                self._undo.append((folder, lambda: real["rename"](kept, path)))
-            return done
-        done = real[name](first, *rest, **named)
-        if name == "mkdir":
-            self._undo.append((folder, lambda: shutil.rmtree(path)))
+        elif name in ("fsync", "fdatasync") and os.path.isdir(path):
+            self._undo = [each for each in self._undo if each[0] != path]
+        elif name in ("fsync", "fdatasync"):
+            self._synced[path] = os.fstat(first).st_size
+        elif name == "rename":
+            self._synced[target] = self._synced.pop(path, os.path.getsize(target))
+        if new or name in ("rename", "unlink", "mkdir"):
+            self._undo.append((os.path.dirname(target), name, self._name(path), self._name(target), kept))
         return done
 
-    def _keep(self, path: str) -> str:
-        """A second name of a file that is about to lose its own."""
-        if not os.path.exists(path):
-            return ""
-        self._saved += 1
-        kept = f"{self._spare}/{self._saved}"
-        os.link(path, kept)
-        return kept
 
-    def _die(self) -> None:
-        self.stop()
-        if self.fault.mode != "process":
-            for path, size in self._synced.items():
-                if os.path.exists(path) and os.path.getsize(path) > size and not path.endswith(".lock"):
-                    length = os.path.getsize(path)
-                    os.truncate(path, size)
-                    if self.fault.mode == "zeroed":
-                        os.truncate(path, length)
-        if self.fault.mode == "power":
-            for _, undo in reversed(self._undo):
-                undo()
-        os._exit(KILLED)
+def read_tree(root: Path) -> Tree:
+    """Everything below a folder; nothing where there is none."""
+    if not root.is_dir():
+        return {}
+    found: Tree = {"": None}
+    for folder, folders, files in os.walk(root):
+        below = folder[len(str(root)) + 1 :]
+        found |= {os.path.join(below, name): None for name in folders}
+        found |= {os.path.join(below, name): Path(folder, name).read_bytes() for name in files}
+    return found
+
+
+def write_tree(tree: Tree, root: Path) -> None:
+    """Lay out what `read_tree` read."""
+    for name in sorted(tree):
+        data = tree[name]
+        if data is None:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (root / name).write_bytes(data)

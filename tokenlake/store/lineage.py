@@ -42,7 +42,7 @@ from tokenlake.store.walk import walk
 __all__ = ["LineageLog", "lineage_loss", "read_events"]
 
 _Events = list[dict[str, Any]]
-_FILLED = ("schema_version", "event_seq", "at", "prev_hash", "event_hash", "event_writer")
+_HASHES = ("prev_hash", "event_hash")
 
 
 def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Iterator[dict[str, Any]]:
@@ -101,6 +101,15 @@ def _last_event(root: Path, writer: str) -> dict[str, Any] | None:
                 check_event_version(events[-1]["schema_version"], name)
                 return events[-1]
     return None
+
+
+def _sound(events: _Events) -> bool:
+    """Whether each event has the hash of its content; what a newer version wrote is not for us to judge."""
+    return all(
+        event["schema_version"] > SCHEMA_VERSION
+        or event["event_hash"] == event_hash(event["prev_hash"], {k: v for k, v in event.items() if k not in _HASHES})
+        for event in events
+    )
 
 
 def check_event_version(version: int, name: str) -> None:
@@ -174,7 +183,7 @@ class LineageLog:
         make_directory(self._directory)
         self._lock = DirectoryLock(self._directory / "writer.lock", self._what)
         try:
-            recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows)
+            recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows, _sound)
             self._end = self._last()
         except (TokenlakeError, OSError):
             self._lock.release()

@@ -2,7 +2,8 @@
 
 The valid part is copied to a new file, closed with a footer, synced and renamed over the old one, so that a reader that
 still maps the old file keeps what it has. Bytes and offsets do not change. Nothing acknowledged is dropped: damage in
-the middle stays where it is, and only the torn tail is left out.
+the middle stays where it is, and only the torn tail is left out. Where a file system made the file longer before it
+wrote the bytes, a torn tail has the form of a record: `Sound` tells it from one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.segment import segment_numbers, sync_directory, write_all
 from tokenlake.store.walk import HEAD, walk
 
-__all__ = ["Reader", "recover_directory", "recover_segment"]
+__all__ = ["Reader", "Sound", "recover_directory", "recover_segment"]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 16 << 20
@@ -28,16 +29,23 @@ _CHUNK = 16 << 20
 Reader = Callable[[memoryview, int, int, pa.Schema], Any]
 """Reads the message between two positions of a segment; None: unreadable."""
 
+Sound = Callable[[Any], bool]
+"""Whether what was read is what was once written, and not only has its form."""
 
-def recover_directory(directory: Path, schema: pa.Schema, prefix: bytes, read: Reader) -> list[int]:
+
+def recover_directory(
+    directory: Path, schema: pa.Schema, prefix: bytes, read: Reader, sound: Sound | None = None
+) -> list[int]:
     """Seal every unsealed segment of a dead writer; returns their numbers. The caller holds the directory's lock."""
     for leftover in directory.glob("*.tmp"):
         leftover.unlink()
     numbers = segment_numbers(directory)
-    return [n for n in numbers if recover_segment(directory / f"{n:06d}.arrow", schema, prefix, read)]
+    return [n for n in numbers if recover_segment(directory / f"{n:06d}.arrow", schema, prefix, read, sound)]
 
 
-def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader) -> bool:
+def recover_segment(
+    path: Path, schema: pa.Schema, prefix: bytes, read: Reader, sound: Sound | None = None
+) -> bool:
     """Seal one segment unless it is sealed already; True: it was recovered."""
     maps = SegmentMaps(path.parent)
     mapped = maps.get(path.name)
@@ -53,8 +61,10 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader) 
     else:
         known = mapped.schema
         found = walk(data, mapped.first, len(data), prefix, lambda start, stop: read(data, start, stop, known))
-        blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
         end, body, schema = found.scanned, data, known
+        while sound is not None and found.found and not sound(found.found[-1][3]):
+            end = found.found.pop()[0]
+        blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
     temporary = path.with_suffix(".tmp")
     fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:

@@ -1,0 +1,152 @@
+"""Every byte at which the last append can tear, with every kind of tail that a file system may leave behind it.
+
+These go through the store's own doors, below DuckDB: opening the log or the writer recovers it, and it goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.crash.scenario import record
+from tests.crash.shim import Tree, write_tree
+from tests.crash.states import Run, State, stored
+from tests.crash.trials import Outcome, folder
+from tokenlake.store.delta import Delta
+from tokenlake.store.deltas import DeltaWriter
+from tokenlake.store.digest import event_hash
+from tokenlake.store.lineage import LineageLog, lineage_loss
+from tokenlake.store.rowfile import RowWriter
+from tokenlake.store.schema import ROW
+
+TAILS = ("nothing", "zeros", "noise", "ones")
+_CHUNK = 192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torn:
+    """Some bytes of one append."""
+
+    what: str
+    before: Path
+    """The lake before the append."""
+    path: str
+    whole: bytes
+    """The file after it."""
+    start: int
+    """Where the append begins."""
+    first: int
+    last: int
+    tail: str
+
+    def __call__(self) -> Outcome:
+        done = Outcome()
+        place = self.path.rsplit("/", 1)[0]
+        tree = {name: data for name, data in stored(self.before).items() if name.startswith(place)}
+        goes_on = {"delta": _deltas, "events": _lineage, "rows": _rows}[self.what]
+        for cut in range(self.first, self.last):
+            with folder() as base:
+                torn = self.whole[:cut] + self._garbage(len(self.whole) - cut)
+                wrong = None
+                try:
+                    write_tree({**tree, self.path: torn}, base)
+                    goes_on(base, tree, cut == len(self.whole))
+                except AssertionError as error:
+                    wrong = str(error) or "asserts"
+                done.add(f"torn {self.what}, then {self.tail}", f"byte {cut - self.start} of {self.path}", wrong)
+        return done
+
+    def _garbage(self, size: int) -> bytes:
+        if self.tail == "noise":
+            return random.Random(size).randbytes(size)
+        return {"nothing": b"", "zeros": bytes(size), "ones": b"\xff" * size}[self.tail]
+
+
+def torn_trials(run: Run, order: random.Random) -> list[Callable[[], Outcome]]:
+    """The last append of each kind of file in the first lives, byte by byte."""
+    trials: list[Callable[[], Outcome]] = []
+    for what, folder_name in (("delta", "deltas/w0/"), ("events", "lineage/gate/"), ("rows", "rows/")):
+        states = [state for state in run.states if state.name == "kill, process" and state.station < 2]
+        before, after = _last_append(states, f"write /{folder_name}")
+        path = before.call.split("/", 1)[1]
+        whole = stored(after.tree)[path] or b""
+        start = len(stored(before.tree).get(path) or b"")
+        for tail in TAILS:
+            for first in range(start, len(whole) + 1, _CHUNK):
+                last = min(first + _CHUNK, len(whole) + 1)
+                trials.append(
+                    Torn(
+                        what=what,
+                        before=before.tree,
+                        path=path,
+                        whole=whole,
+                        start=start,
+                        first=first,
+                        last=last,
+                        tail=tail,
+                    )
+                )
+    order.shuffle(trials)
+    return trials
+
+
+def _last_append(states: list[State], call: str) -> tuple[State, State]:
+    """The states around the largest last write to such a file that appended a message."""
+    pairs = [(one, two) for one, two in zip(states, states[1:], strict=False) if one.call.startswith(call)]
+    return max(enumerate(pairs), key=lambda pair: (_grown(*pair[1]), pair[0]))[1]
+
+
+def _grown(before: State, after: State) -> int:
+    path = before.call.split("/", 1)[1]
+    return len(stored(after.tree).get(path) or b"") - len(stored(before.tree).get(path) or b"")
+
+
+def _deltas(root: Path, tree: Tree, whole: bool) -> None:
+    """What was acknowledged is there; what tore is absent or, with a tail in its place, at least never believed."""
+    names = ("c00", "c01", "c02")
+    held = b"".join(data or b"" for data in tree.values())
+    writer = DeltaWriter(root, "w0")
+    for name in [name for name in names if _delta(name).digest in held]:
+        found = writer.find(f"g0_g{int(name[2]) % 2}", 0, name)
+        assert found is not None, f"{name} was acknowledged and is lost"
+        assert writer.read(found[0]).token_ids == _delta(name).token_ids, f"{name} is another one"
+    for name in names:
+        kept = writer.read(writer.stage(_delta(name)))
+        assert (kept.digest, kept.token_ids, kept.token_mask, kept.logprobs) == _content(name), f"{name} is half there"
+    writer.close()
+
+
+@cache
+def _delta(name: str) -> Delta:
+    return record(name)[0]
+
+
+def _content(name: str) -> tuple[Any, ...]:
+    delta = _delta(name)
+    return delta.digest, delta.token_ids, delta.token_mask, delta.logprobs
+
+
+def _lineage(root: Path, tree: Tree, whole: bool) -> None:
+    log = LineageLog(root, "gate")
+    before = [(event["event_seq"], event["event_hash"]) for event in log.events()]
+    for event in log.events():
+        bound = {name: value for name, value in event.items() if name not in ("prev_hash", "event_hash")}
+        assert event_hash(event["prev_hash"], bound) == event["event_hash"], "an event is half there"
+    added = log.append("policy_set", detail="{}")
+    log.close()
+    after = [(event["event_seq"], event["event_hash"]) for event in LineageLog(root, "gate").events()]
+    assert after == [*before, (added["event_seq"], added["event_hash"])], "the log did not go on where it was"
+    assert added["event_seq"] == len(before)
+    assert lineage_loss(root) == [], "an event is lost"
+
+
+def _rows(root: Path, tree: Tree, whole: bool) -> None:
+    writer = RowWriter(root / "rows")
+    assert writer.write(pa.Table.from_batches([], ROW)) == 0
+    assert [path.name for path in (root / "rows").iterdir()] == ["000000.arrow"], "what was torn is still there"
