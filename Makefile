@@ -57,8 +57,9 @@ $(VLLM_STAMP):
 test-gym: $(PEERS_STAMP) ## NeMo-Gym's conformance kit and its protocols over a lake
 	@.bench/nemo-gym/bin/python -m pytest tests/ingest/nemo_gym $(ARGS)
 
-crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--count 100 --seed 1")
+crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--seed 1 --limit-s 600")
 	@$(BIN)/python -m tests.crash.runner $(ARGS)
+	@TOKENLAKE_TEST_LONG=1 $(BIN)/python -m pytest --quiet tests/store/test_machine.py tests/store/test_reader.py tests/store/test_encoder.py
 
 lint: $(STAMP) ## format, style, types, layers, SQL
 	@$(BIN)/ruff format --check .

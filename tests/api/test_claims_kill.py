@@ -15,11 +15,11 @@ import pytest
 
 import tokenlake
 from tests.finalize.conftest import Field, group
+from tests.long import LONG
 
 TOKEN = "a-control-token-for-this-test"
 TRAINER = Path(__file__).with_name("claiming_trainer.py")
-GROUPS = 12
-LONG = os.environ.get("TOKENLAKE_TEST_LONG")
+GROUPS = 8
 
 
 class Process:
@@ -54,9 +54,9 @@ def published(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("seed", "kills"),
     [
-        (0, 6),
+        (0, 3),
         *(
-            pytest.param(seed, 30, marks=pytest.mark.skipif(LONG is None, reason="TOKENLAKE_TEST_LONG is not set"))
+            pytest.param(seed, 30, marks=pytest.mark.skipif(not LONG, reason="TOKENLAKE_TEST_LONG is not set"))
             for seed in range(1, 6)
         ),
     ],

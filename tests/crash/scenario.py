@@ -1,7 +1,7 @@
 """What a child does until it is killed: everything a lake is there for, under a clock that jumps.
 
 The child tells what was acknowledged, line by line, before it goes on: that is the model. It works in stations, each a
-process life of its own: it registers groups, captures calls, publishes through the views, hands groups out, compacts and
+life of the process: it registers groups, captures calls, publishes through the views, hands groups out, compacts and
 retires. All that is random is fixed, so that two runs leave the same bytes.
 """
 
@@ -190,7 +190,7 @@ def _fix(station: int) -> None:
         return (_BEGAN_S + station * 86_400 + _JUMPS_S[tick % len(_JUMPS_S)]) * 10**9 + tick * 10**6
 
     numbers = count()
-    clock._BEGAN_NS = 0  # noqa: SLF001  # the clock of the process, before anything asks it
+    clock._BEGAN_NS = 0  # the clock of the process, before anything asks it
     time.monotonic_ns = time.time_ns = now
     time.time = lambda: float(_BEGAN_S)
     os.getpid = lambda: 4242

@@ -1,15 +1,14 @@
 """What a kill can leave at each call that changes a file, taken from one run that nobody kills.
 
 Before each call the run writes down what the disk holds, and what a loss of power, a torn write or a file system that
-writes names before bytes would have made of it. Each different lake is kept once, with what was acknowledged until then.
+writes names before bytes would have made of it. Each different lake is kept once, with what was acknowledged so far.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -29,8 +28,8 @@ class State:
     station: int
     at: int
     call: str
-    tree: Path
-    """Where it is kept."""
+    tree: str
+    """The file that lists it."""
     told: int
     """How many lines were told until then."""
 
@@ -45,7 +44,7 @@ class Run:
     """Of each station."""
     tried: Counter[str]
     """Kill points by the way to be killed; many of them leave the same lake."""
-    begins: list[Path]
+    begins: list[str]
     """The lake as each station finds it."""
 
     def told_before(self, station: int) -> Told:
@@ -63,7 +62,7 @@ class Recorder:
         self._folder = folder
         self._modes = modes
         self._seen: set[str] = set()
-        self._index: dict[str, bytes] = {}
+        self._files: dict[str, bytes] = {}
 
     def watch(self, shim: Shim, station: int, told: Told) -> None:
         """Record before each call of a shim from now on."""
@@ -78,31 +77,29 @@ class Recorder:
 
         shim.watch = before
 
-    def keep(self, name: str, tree: Tree, station: int, at: int, call: str, told: int) -> Path:
+    def keep(self, name: str, tree: Tree, station: int, at: int, call: str, told: int) -> str:
         """Keep a state unless the same lake is there already, after as much was acknowledged."""
         self.tried[name] += 1
         tree = {path: self._once(path, data) for path, data in tree.items()}
-        kept = self._folder / f"{digest(tree)}-{told}"
+        kept = self._folder / f"{digest(tree)}-{told}.json"
         if kept.name not in self._seen:
             self._seen.add(kept.name)
-            names = {path: self._blob(path, data) for path, data in tree.items()}
-            kept.write_bytes(pickle.dumps(names))
-            self.states.append(State(name=name, station=station, at=at, call=call, tree=kept, told=told))
-        return kept
+            kept.write_text(json.dumps({path: self._blob(data) for path, data in tree.items()}))
+            state = State(name=name, station=station, at=at, call=call, tree=str(kept), told=told)
+            self.states.append(state)
+        return str(kept)
 
     def _once(self, path: str, data: bytes | None) -> bytes | None:
-        """The same object for the same index, which is large: so it is hashed once."""
-        if data is None or not path.startswith("index."):
-            return data
-        if self._index.get(path) != data:
-            self._index[path] = data
-        return self._index[path]
+        """The same object for the same bytes as before: so a file is hashed once."""
+        if data is not None and self._files.get(path) != data:
+            self._files[path] = data
+        return None if data is None else self._files[path]
 
-    def _blob(self, path: str, data: bytes | None) -> bytes | str | None:
-        """What stands for a file's bytes: an index is kept beside the states."""
-        if data is None or not path.startswith("index."):
-            return data
-        kept = self._folder / f"index-{_hash(data)}"
+    def _blob(self, data: bytes | None) -> str | None:
+        """Where bytes are kept, once."""
+        if data is None:
+            return None
+        kept = self._folder / _hash(data)
         if not kept.exists():
             kept.write_bytes(data)
         return str(kept)
@@ -126,10 +123,10 @@ def _hash(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def stored(path: Path) -> Tree:
+def stored(path: str) -> Tree:
     """A kept state."""
-    names: dict[str, bytes | str | None] = pickle.loads(path.read_bytes())  # noqa: S301  # our own child wrote it
-    return {name: Path(data).read_bytes() if isinstance(data, str) else data for name, data in names.items()}
+    names: dict[str, str | None] = json.loads(Path(path).read_bytes())
+    return {name: None if kept is None else Path(kept).read_bytes() for name, kept in names.items()}
 
 
 def record(base: Path) -> Run:
@@ -137,11 +134,11 @@ def record(base: Path) -> Run:
     kept = base / "states"
     kept.mkdir()
 
-    def work(fd: int) -> None:
+    def work(_: int) -> None:
         told: Told = []
         recorder = Recorder(kept)
         calls: list[list[str]] = []
-        begins: list[Path] = []
+        begins: list[str] = []
         for station in range(len(STATIONS)):
             shim = Shim(base / "lake", Fault())
             begins.append(recorder.keep("kill, process", shim.left("process"), station, 0, "closed", len(told)))
@@ -150,13 +147,16 @@ def record(base: Path) -> Run:
             Child(base / "lake", lambda *each: told.append(json.loads(json.dumps(each))), station).run()
             shim.stop()
             calls.append(shim.calls)
-        run = Run(told=told, states=recorder.states, calls=calls, tried=recorder.tried, begins=begins)
-        (base / "run").write_bytes(pickle.dumps(run))
+        states = [asdict(state) for state in recorder.states]
+        run = {"told": told, "states": states, "calls": calls, "tried": recorder.tried, "begins": begins}
+        (base / "run.json").write_text(json.dumps(run))
 
     told, status = fork(work)
     if status:
         raise AssertionError(told[-1][-1])
-    return pickle.loads((base / "run").read_bytes())  # noqa: S301  # our own child wrote it
+    run = json.loads((base / "run.json").read_bytes())
+    states = [State(**state) for state in run["states"]]
+    return Run(**{**run, "states": states, "tried": Counter(run["tried"])})
 
 
 def starts(path: Path, folder: Path) -> list[State]:
@@ -170,10 +170,10 @@ def starts(path: Path, folder: Path) -> list[State]:
         shim.install()
         OwnedLake.open(path).close()
         shim.stop()
-        (folder / "states").write_bytes(pickle.dumps(recorder.states))
-        tell(fd, "done")
+        for state in recorder.states:
+            tell(fd, "state", asdict(state))
 
     told, status = fork(work)
     if status:
         raise AssertionError(told[-1][-1])
-    return pickle.loads((folder / "states").read_bytes())  # noqa: S301  # our own child wrote it
+    return [State(**state) for _, state in told]

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tokenlake.store.rowfile import RowWriter
 from tokenlake.store.schema import ROW
 
 TAILS = ("nothing", "zeros", "noise", "ones")
-_CHUNK = 192
+_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Torn:
     """Some bytes of one append."""
 
     what: str
-    before: Path
+    before: str
     """The lake before the append."""
     path: str
     whole: bytes
@@ -98,7 +99,7 @@ def torn_trials(run: Run, order: random.Random) -> list[Callable[[], Outcome]]:
 
 def _last_append(states: list[State], call: str) -> tuple[State, State]:
     """The states around the largest last write to such a file that appended a message."""
-    pairs = [(one, two) for one, two in zip(states, states[1:], strict=False) if one.call.startswith(call)]
+    pairs = [(one, two) for one, two in pairwise(states) if one.call.startswith(call)]
     return max(enumerate(pairs), key=lambda pair: (_grown(*pair[1]), pair[0]))[1]
 
 

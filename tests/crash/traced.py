@@ -84,10 +84,10 @@ def points(run: Run, station: int) -> list[tuple[str, int, str]]:
     with folder() as base:
         write_tree(stored(run.begins[station]), base / "lake")
         names = "trace=%file,%desc"
-        told, status = traced(base / "lake", station, ["-e", names], base / "log")
+        _, status = traced(base / "lake", station, ["-e", names], base / "log")
         if status:
             return []
-        lines = [found.groups() for line in (base / "log").read_text().splitlines() if (found := _LINE.match(line))]
+        lines = [one.groups() for line in (base / "log").read_text().splitlines() if (one := _LINE.match(line))]
         counts: Counter[str] = Counter()
         found: list[tuple[str, int, str]] = []
         for thread, name, arguments in lines:

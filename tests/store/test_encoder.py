@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.long import either
 from tokenlake.errors import InvalidInput
 from tokenlake.store.columns import columns_of
 from tokenlake.store.delta import Delta
@@ -106,7 +107,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(deltas())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=either(60, 300), deadline=None)
 def test_a_delta_reads_in_pyarrow_as_it_was_given(delta: Delta) -> None:
     batch = read(encode_delta(delta), DELTA)
     found = batch.set_column(
@@ -117,7 +118,7 @@ def test_a_delta_reads_in_pyarrow_as_it_was_given(delta: Delta) -> None:
 
 
 @given(deltas())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=either(60, 300), deadline=None)
 def test_a_delta_reads_back_as_it_was_given_by_hand_and_through_pyarrow(delta: Delta) -> None:
     message = encode_delta(delta)
     foreign = read(message, DELTA).serialize().to_pybytes()
@@ -127,7 +128,7 @@ def test_a_delta_reads_back_as_it_was_given_by_hand_and_through_pyarrow(delta: D
 
 
 @given(st.lists(deltas(), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=either(20, 100), deadline=None)
 def test_many_deltas_become_the_columns_that_pyarrow_reads(given_deltas: list[Delta]) -> None:
     messages = [encode_delta(delta) for delta in given_deltas]
     rows = [DELTA_LAYOUT.decode(message, 0, len(message)) for message in messages]
@@ -157,7 +158,7 @@ def test_a_changed_byte_anywhere_never_breaks_the_reader(make_delta: Any) -> Non
 
 
 @given(st.lists(deltas(), min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=either(40, 200), deadline=None)
 def test_many_deltas_read_at_once_are_those_read_one_by_one(given_deltas: list[Delta]) -> None:
     data, places = segment_of(given_deltas)
     plain = read_plain(DELTA_LAYOUT, data, places)
@@ -216,7 +217,7 @@ EVENTS = st.fixed_dictionaries(
 
 
 @given(EVENTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=either(40, 200), deadline=None)
 def test_an_event_reads_back_as_it_was_given_by_hand_and_through_pyarrow(event: dict[str, Any]) -> None:
     message = encode_event(event)
     foreign = read(message, LINEAGE).serialize().to_pybytes()
@@ -226,7 +227,7 @@ def test_an_event_reads_back_as_it_was_given_by_hand_and_through_pyarrow(event: 
 
 
 @given(st.lists(EVENTS, min_size=2, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=either(10, 50), deadline=None)
 def test_several_events_are_one_message(events: list[dict[str, Any]]) -> None:
     message = encode_events(events)
     assert event_rows(memoryview(message), 0, len(message), LINEAGE) == events

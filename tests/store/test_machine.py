@@ -6,7 +6,6 @@ until the end. Readers are opened on the way and must never see less than before
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
 
+from tests.long import either
 from tests.store.conftest import build_delta
 from tests.store.test_lake import row_table
 from tokenlake.errors import Conflict, LakeLocked
@@ -208,7 +208,7 @@ class LakeMachine(RuleBasedStateMachine):
 
 
 LakeMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TOKENLAKE_MACHINE_EXAMPLES", "15")),
+    max_examples=either(5, 40),
     stateful_step_count=25,
     deadline=None,
     derandomize=True,
@@ -225,7 +225,7 @@ def test_threads_on_one_lake_get_their_own_answers(lake: OwnedLake) -> None:
     stop = threading.Event()
 
     def ask(k: int, reader: Lake) -> None:
-        for i in range(60):
+        for i in range(either(20, 60)):
             wanted = (i * 7 + k) % 40
             for each in (lake, reader):
                 query = "SELECT call_id, len(token_ids) FROM deltas WHERE call_id = ?"

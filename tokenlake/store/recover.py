@@ -43,9 +43,7 @@ def recover_directory(
     return [n for n in numbers if recover_segment(directory / f"{n:06d}.arrow", schema, prefix, read, sound)]
 
 
-def recover_segment(
-    path: Path, schema: pa.Schema, prefix: bytes, read: Reader, sound: Sound | None = None
-) -> bool:
+def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, sound: Sound | None = None) -> bool:
     """Seal one segment unless it is sealed already; True: it was recovered."""
     maps = SegmentMaps(path.parent)
     mapped = maps.get(path.name)

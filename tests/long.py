@@ -1,0 +1,14 @@
+"""How much of a test that could go on for ever is run: little each time, all of it by `make crash`."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["LONG", "either"]
+
+LONG = "TOKENLAKE_TEST_LONG" in os.environ
+
+
+def either(short: int, long: int) -> int:
+    """The size of a test, short or long."""
+    return long if LONG else short
