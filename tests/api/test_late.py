@@ -132,7 +132,7 @@ def test_a_trainer_that_crashed_gets_what_it_did_not_consume_once(opened: Opener
     groups = [f"g{index}" for index in range(5)]
     with opened() as door:
         for name in groups:
-            for rollout in door.register(name, n=2):
+            for rollout in door.register(name, n=1):
                 ask(door.agent(rollout), [U5])
                 door.client.seal(rollout["rollout_id"], reward=1.0)
             door.client.publish(name)

@@ -61,11 +61,11 @@ class Shim:
         for name, real in self._real.items():
             setattr(os, name, real)
 
-    def left(self, mode: str) -> Tree:
-        """What a kill before the next call leaves of the lake."""
-        tree = read_tree(Path(self.root))
+    def left(self, mode: str, present: Tree) -> Tree:
+        """What a kill before the next call leaves of a lake that holds this now."""
         if mode == "process":
-            return tree
+            return present
+        tree = dict(present)
         for path, size in self._synced.items():
             data = tree.get(self._name(path))
             if data is not None and len(data) > size and not path.endswith(".lock"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.crash.child import fork, tell
 from tests.crash.scenario import STATIONS, Child, Told
-from tests.crash.shim import MODES, Fault, Shim, Tree
+from tests.crash.shim import MODES, Fault, Shim, Tree, read_tree
 from tokenlake.store.lake import OwnedLake
 
 
@@ -69,8 +69,9 @@ class Recorder:
 
         def before(name: str, path: str, data: bytes | None) -> None:
             at = len(shim.calls) + 1
+            present = read_tree(Path(shim.root))
             for mode in self._modes:
-                tree = shim.left(mode)
+                tree = shim.left(mode, present)
                 self.keep(f"kill, {mode}", tree, station, at, f"{name} /{path}", len(told))
                 if data and mode == "process":
                     self._torn(tree, path, data, station, at, len(told))
@@ -141,7 +142,7 @@ def record(base: Path) -> Run:
         begins: list[str] = []
         for station in range(len(STATIONS)):
             shim = Shim(base / "lake", Fault())
-            begins.append(recorder.keep("kill, process", shim.left("process"), station, 0, "closed", len(told)))
+            begins.append(recorder.keep("kill, process", read_tree(base / "lake"), station, 0, "closed", len(told)))
             recorder.watch(shim, station, told)
             shim.install()
             Child(base / "lake", lambda *each: told.append(json.loads(json.dumps(each))), station).run()

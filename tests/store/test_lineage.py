@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
-from tests.crash.runner import fork
+from tests.crash.child import fork
 from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import encode_event
@@ -177,6 +177,26 @@ def test_a_log_cut_at_a_batch_boundary_is_loss(root: Path) -> None:
     segment(root).write_bytes(data)
     with OwnedLake.open(root) as owned:
         assert owned.sql("SELECT count(*) FROM lineage").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize("tail", [bytes(16), b"\xc3" * 16, b"~" * 16], ids=["zeros", "no text", "text"])
+def test_an_event_that_is_whole_in_form_and_torn_in_content_never_stands(root: Path, tail: bytes) -> None:
+    """As a file system leaves it that makes a file longer before it writes the bytes."""
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="kept")
+    log.append("policy_set", detail="x" * 64)
+    whole = segment(root).read_bytes()
+    log.close()
+    (root / "lineage/gate/head.json").unlink()
+    segment(root).write_bytes(whole[:-16] + tail)
+    again = LineageLog(root, "gate")
+    assert [event["detail"] for event in again.events()] == ["kept"]
+    assert again.append("policy_set", detail="next")["event_seq"] == 1
+    again.close()
+    assert lineage_loss(root) == []
+    with Lake(root) as lake:
+        assert lake.sql("SELECT detail FROM lineage ORDER BY event_seq").fetchall() == [("kept",), ("next",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
 
 
 def test_an_anchor_of_another_log_is_loss(root: Path) -> None:
