@@ -7,6 +7,7 @@ the view that compares it says what is wrong. Deltas, of which there are many, a
 
     tl_chain_hash(parent, token_ids)              chain hash of a delta after its parent's
     tl_delta_digest(schema_version, ...)          digest of a delta record, its arguments as in `_DELTA_ARGUMENTS`
+    tl_delta_facts(parent, vocab_size, ...)       both of these at once, and what `facts` says of the arrays
     tl_row_digest(schema_version, ...)            digest of a row, its arguments as those of `digest.row_digest`
     tl_event_hash(event)                          hash of a lineage event, given as a struct of all its columns
 """
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import sqltypes
 
-from tokenlake.store import digest, framing
+from tokenlake.store import digest, facts, framing
 from tokenlake.store.digest import ArrayBytes
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.sqlfunction import add_function
@@ -68,6 +69,8 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
     event = duckdb.struct_type({field.name: sql_type(field.type) for field in LINEAGE})
     add_function(con, "tl_chain_hash", _digests(_chain_hashes), chain, sqltypes.BLOB)
     add_function(con, "tl_delta_digest", _digests(_delta_digests), delta_types, sqltypes.BLOB)
+    given = {"parent": sqltypes.BLOB, "vocab_size": sqltypes.BIGINT, **delta_types}
+    add_function(con, "tl_delta_facts", _delta_facts, given, sql_type(facts.FACTS))
     add_function(
         con,
         "tl_row_digest",
@@ -123,6 +126,13 @@ def _holes(values: pa.Array, offsets: list[int]) -> dict[int, list[int]]:
             if 0 <= row < len(offsets) - 1:
                 inside.setdefault(row, []).append(hole - offsets[row])
     return inside
+
+
+def _delta_facts(*columns: pa.ChunkedArray) -> pa.Array:
+    parent, vocab_size, *delta = map(_whole, columns)
+    arrays = [delta[_DELTA_ARGUMENTS.index(name)] for name in _DELTA_ARRAYS]
+    digests = pa.array(_delta_digests(*delta), pa.binary()), pa.array(_chain_hashes(parent, arrays[0]), pa.binary())
+    return facts.struct_of(*digests, *facts.of_arrays(vocab_size, *arrays))
 
 
 def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> list[bytes]:

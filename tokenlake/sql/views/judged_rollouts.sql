@@ -70,10 +70,10 @@ folded AS (
         list(calls.logprobs) FILTER (placed.chain = 0) AS logprobs,
         count(*) FILTER (placed.chain = 0) AS records,
         max(placed.position) FILTER (placed.chain = 0) + 1 AS turns,
-        known_range(list(calls.weight_version) FILTER (placed.chain = 0)).least AS weight_version_min,
-        known_range(list(calls.weight_version_end) FILTER (placed.chain = 0)).most AS weight_version_max,
-        common_value(list(calls.temperature) FILTER (placed.chain = 0)) AS temperature,
-        common_value(list(calls.logprob_mode) FILTER (placed.chain = 0)) AS logprob_mode,
+        list(calls.weight_version) FILTER (placed.chain = 0) AS weight_versions,
+        list(calls.weight_version_end) FILTER (placed.chain = 0) AS weight_versions_end,
+        list(calls.temperature) FILTER (placed.chain = 0) AS temperatures,
+        list(calls.logprob_mode) FILTER (placed.chain = 0) AS logprob_modes,
         arg_min(
             {
                 'reason': calls.reason,
@@ -97,7 +97,7 @@ folded AS (
             'temperature': calls.temperature,
             'logprob_mode': calls.logprob_mode
         }) FILTER (placed.chain > 0) AS side_records,
-        any_value(coalesce(calls.first_sampled - 1, calls.mask_len)) FILTER (
+        any_value(coalesce(calls.facts.first_sampled - 1, calls.facts.mask_len)) FILTER (
             placed.position = 0
             AND calls.parent_call_id IS NULL
             AND calls.staged
@@ -131,7 +131,8 @@ joined AS (
     SELECT
         * EXCLUDE (
             head, side_chains, side_records, positions, places,
-            call_ids, sampled_tokens, token_ids, token_mask, logprobs
+            call_ids, sampled_tokens, token_ids, token_mask, logprobs,
+            weight_versions, weight_versions_end, temperatures, logprob_modes
         ),
         head.rollout_index,
         head.n,
@@ -146,6 +147,10 @@ joined AS (
         head.reward,
         head.poison,
         head.poison_call_id,
+        known_range(weight_versions).least AS weight_version_min,
+        known_range(weight_versions_end).most AS weight_version_max,
+        common_value(temperatures) AS temperature,
+        common_value(logprob_modes) AS logprob_mode,
         list_select(call_ids, places) AS call_ids,
         CASE
             WHEN terminal_call_id IS NULL THEN 0

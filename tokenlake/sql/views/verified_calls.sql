@@ -1,6 +1,7 @@
 -- what: every committed call with its delta, and the outcome of every check that one record can fail. A check that has
 --   nothing to look at passes: the absence is a finding of its own. `other_record`: the record is not the one that was
---   committed. `reason`: the first fault in a fixed order; NULL when the record is sound
+--   committed. `facts`: what its arrays come to, digests included, computed from their bytes. `reason`: the first
+--   fault in a fixed order; NULL when the record is sound
 -- grain: call x record (one, unless a second was staged)
 -- reads: committed_calls, deltas, rootless_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls WITH (DEFER_BINDING) AS
@@ -31,7 +32,6 @@ WITH joined AS (
         deltas.digest,
         deltas.chain_hash,
         deltas.schema_version,
-        model_in_force.vocab_size,
         parents.call_id IS NOT NULL AS parent_found,
         parents.cum_len AS parent_cum_len,
         parents.chain_hash AS parent_chain_hash,
@@ -44,13 +44,9 @@ WITH joined AS (
         coalesce(rootless.reason = 'parent_cycle', FALSE) AS cyclic,
         (deltas.call_id IS NOT NULL AND calls.digest IS DISTINCT FROM deltas.digest) AS other_record,
         coalesce(retirements.whole OR list_contains(retirements.rollouts, calls.rollout_id), FALSE) AS retired,
-        len(deltas.token_ids) AS ids_len,
-        len(deltas.token_mask) AS mask_len,
-        len(deltas.logprobs) AS logprobs_len,
-        list_position(deltas.token_mask, 1) AS first_sampled,
-        list_max(deltas.logprobs) AS logprob_max,
-        list_min(deltas.logprobs) AS logprob_min,
-        deltas.digest = tl_delta_digest(
+        tl_delta_facts(
+            parents.chain_hash,
+            model_in_force.vocab_size,
             deltas.schema_version,
             deltas.rollout_id,
             deltas.attempt,
@@ -68,8 +64,7 @@ WITH joined AS (
             deltas.token_ids,
             deltas.token_mask,
             deltas.logprobs
-        ) AS digest_equal,
-        deltas.chain_hash = tl_chain_hash(parents.chain_hash, deltas.token_ids) AS chain_hash_equal,
+        ) AS facts,
         (
             calls.digest IS NOT DISTINCT FROM deltas.digest
             AND calls.chain_hash IS NOT DISTINCT FROM deltas.chain_hash
@@ -85,12 +80,6 @@ WITH joined AS (
             AND calls.top_p IS NOT DISTINCT FROM deltas.sampling.top_p
             AND calls.top_k IS NOT DISTINCT FROM deltas.sampling.top_k
             AND calls.logprob_mode IS NOT DISTINCT FROM deltas.sampling.logprob_mode
-            AND (deltas.token_ids IS NULL OR calls.delta_len IS NOT DISTINCT FROM len(deltas.token_ids))
-            AND (
-                deltas.token_mask IS NULL
-                OR calls.sampled_tokens
-                = coalesce(len(deltas.token_mask) - list_position(deltas.token_mask, 1) + 1, 0)
-            )
         ) AS lineage_equal,
         (
             calls.weight_version IS NOT DISTINCT FROM deltas.weight_version
@@ -135,7 +124,7 @@ checked AS (
         NOT staged OR coalesce(schema_version = 1, FALSE) AS ok_schema_version,
         staged OR retired AS ok_delta_present,
         staged OR NOT retired AS ok_not_retired,
-        NOT staged OR coalesce(digest_equal, FALSE) AS ok_digest,
+        NOT staged OR coalesce(digest = facts.digest, FALSE) AS ok_digest,
         parent_call_id IS NULL OR parent_found OR parent_foreign AS ok_parent_present,
         NOT parent_foreign AS ok_parent_same_attempt,
         NOT cyclic AS ok_parent_acyclic,
@@ -143,28 +132,26 @@ checked AS (
             WHEN parent_call_id IS NULL THEN coalesce(prev_len = 0, FALSE)
             ELSE NOT parent_found OR coalesce(prev_len = parent_cum_len, FALSE)
         END AS ok_parent_length,
-        NOT staged OR (token_ids IS NOT NULL AND list_position(token_ids, NULL) IS NULL) AS ok_token_ids_present,
-        NOT staged OR logprobs IS NOT NULL AS ok_logprobs_present,
+        NOT staged OR facts.ids_whole AS ok_token_ids_present,
+        NOT staged OR facts.logprobs_len IS NOT NULL AS ok_logprobs_present,
         NOT staged
         OR (
-            coalesce(ids_len = mask_len, TRUE)
-            AND coalesce(ids_len = logprobs_len, TRUE)
-            AND coalesce(prev_len + ids_len = cum_len, token_ids IS NULL)
+            coalesce(facts.ids_len = facts.mask_len, TRUE)
+            AND coalesce(facts.ids_len = facts.logprobs_len, TRUE)
+            AND coalesce(prev_len + facts.ids_len = cum_len, facts.ids_len IS NULL)
         ) AS ok_lengths,
+        NOT staged OR facts.mask_sound AS ok_mask,
         NOT staged
-        OR (
-            token_mask IS NOT NULL
-            AND list_position(token_mask, NULL) IS NULL
-            AND coalesce(list_max(token_mask) <= 1, TRUE)
-            AND list_position(token_mask[first_sampled:], 0) IS NULL
-        ) AS ok_mask,
-        NOT staged
-        OR token_ids IS NULL
+        OR facts.ids_len IS NULL
         OR (parent_call_id IS NOT NULL AND NOT parent_found)
-        OR coalesce(chain_hash_equal, FALSE) AS ok_chain_hash,
+        OR coalesce(chain_hash = facts.chain_hash, FALSE) AS ok_chain_hash,
         NOT staged
         OR (
             lineage_equal
+            AND coalesce(delta_len = facts.ids_len, facts.ids_len IS NULL)
+            AND coalesce(
+                sampled_tokens = coalesce(facts.mask_len - facts.first_sampled + 1, 0), facts.mask_len IS NULL
+            )
             AND CASE
                 WHEN depth IS NULL THEN TRUE
                 WHEN parent_call_id IS NULL THEN depth = 0 AND coalesce(root_call_id = call_id, FALSE)
@@ -173,16 +160,14 @@ checked AS (
             END
         ) AS ok_lineage,
         NOT staged OR weight_version_equal AS ok_weight_version,
-        coalesce(list_min(token_ids) >= 0, TRUE) AS ok_token_ids_positive,
-        coalesce(list_max(token_ids) < vocab_size, TRUE) AS ok_token_ids_in_vocabulary,
-        (list_position(logprobs, NULL) IS NULL) AS ok_logprobs_no_null,
-        coalesce(NOT isnan(logprob_max), TRUE) AS ok_logprobs_no_nan,
-        coalesce(NOT isinf(logprob_max) AND NOT isinf(logprob_min), TRUE) AS ok_logprobs_finite,
-        coalesce(isnan(logprob_max) OR isinf(logprob_max) OR logprob_max <= 0, TRUE) AS ok_logprobs_not_positive,
-        coalesce(isinf(logprob_min) OR logprob_min > -9999, TRUE) AS ok_logprobs_no_sentinel,
-        coalesce(
-            first_sampled = 1 OR list_min(logprobs[1:coalesce(first_sampled - 1, mask_len)]) >= 0, TRUE
-        ) AS ok_logprobs_zero_unsampled,
+        facts.ids_positive AS ok_token_ids_positive,
+        facts.ids_in_vocabulary AS ok_token_ids_in_vocabulary,
+        facts.logprobs_whole AS ok_logprobs_no_null,
+        facts.logprobs_no_nan AS ok_logprobs_no_nan,
+        facts.logprobs_finite AS ok_logprobs_finite,
+        facts.logprobs_not_positive AS ok_logprobs_not_positive,
+        facts.logprobs_no_sentinel AS ok_logprobs_no_sentinel,
+        facts.logprobs_zero_unsampled AS ok_logprobs_zero_unsampled,
         coalesce(weight_version >= parent_weight_version, TRUE) AS ok_weight_version_monotone
     FROM joined
 )

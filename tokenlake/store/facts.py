@@ -1,0 +1,132 @@
+"""What the views check of the arrays of a delta, for a whole vector of deltas at once.
+
+Nearly every delta is sound, and few steps show it: its elements are compared at once with those of all others, its mask
+and the log-probabilities before its first sampled token as bytes. A delta that does not look sound is looked at one
+element at a time (`_of_one`), which is also the definition of each fact.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["FACTS", "of_arrays", "struct_of"]
+
+_INT, _BOOL = pa.int32(), pa.bool_()
+_SENTINEL = -9999.0
+_ARRAY_FACTS = {
+    "ids_len": _INT,
+    "mask_len": _INT,
+    "logprobs_len": _INT,
+    "first_sampled": _INT,
+    "ids_whole": _BOOL,
+    "ids_positive": _BOOL,
+    "ids_in_vocabulary": _BOOL,
+    "mask_sound": _BOOL,
+    "logprobs_whole": _BOOL,
+    "logprobs_no_nan": _BOOL,
+    "logprobs_finite": _BOOL,
+    "logprobs_not_positive": _BOOL,
+    "logprobs_no_sentinel": _BOOL,
+    "logprobs_zero_unsampled": _BOOL,
+}
+FACTS = pa.struct({"digest": pa.binary(32), "chain_hash": pa.binary(32), **_ARRAY_FACTS})
+"""Lengths and `first_sampled`, which counts from 1, are NULL where there is no array or no sampled token; `mask_sound`:
+zeros, then ones. A fact has nothing against an array that is absent, but for `ids_whole` and `mask_sound`."""
+
+_SOUND = (True,) * (len(_ARRAY_FACTS) - 4)
+_Facts = tuple[Any, ...]
+
+
+def struct_of(digests: pa.Array, chain_hashes: pa.Array, *columns: pa.Array) -> pa.Array:
+    """A vector of `FACTS`."""
+    names = [FACTS.field(i).name for i in range(FACTS.num_fields)]
+    return pa.StructArray.from_arrays([digests, chain_hashes, *columns], names=names)
+
+
+def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.Array) -> list[pa.Array]:
+    """The facts but the digests; `vocab_size` is NULL where it is unknown."""
+    known: int | None = pc.min(vocab_size).as_py()
+    numbers, chances = ids.values, logprobs.values
+    fine = pc.greater_equal(numbers, 0)
+    if known is not None:
+        fine = pc.and_(fine, pc.less(numbers, known))
+    odd = _rows_where_not(ids, fine)
+    odd |= _rows_where_not(logprobs, pc.and_(pc.less_equal(chances, 0.0), pc.greater(chances, _SENTINEL)))
+    odd |= _rows_where_not(mask, None)
+    sizes, trained, raw = _bounds(ids), _bounds(mask), _raw(mask)
+    valued, raw_logprobs = _bounds(logprobs), _raw(logprobs)
+    rows: list[_Facts] = []
+    for row in range(len(ids)):
+        start, end = trained[row], trained[row + 1]
+        low, high = valued[row], valued[row + 1]
+        if row not in odd:
+            bits = bytes(raw[start:end])
+            first = bits.find(1)
+            carried = len(bits) if first < 0 else first
+            zeros = bytes(carried * 4)
+            if (
+                bits == zeros[:carried] + b"\1" * (len(bits) - carried)
+                and low + carried <= high
+                and bytes(raw_logprobs[low * 4 : (low + carried) * 4]) == zeros
+            ):
+                rows.append((sizes[row + 1] - sizes[row], end - start, high - low, first + 1 or None, *_SOUND))
+                continue
+        rows.append(_of_one(*(each[row].as_py() for each in (vocab_size, ids, mask, logprobs))))
+    columns = zip(*rows, strict=True) if rows else [()] * len(_ARRAY_FACTS)
+    return [pa.array(column, kind) for column, kind in zip(columns, _ARRAY_FACTS.values(), strict=True)]
+
+
+def _of_one(
+    vocab_size: int | None, ids: list[int | None] | None, mask: list[int | None] | None, logprobs: list[Any] | None
+) -> _Facts:
+    numbers = [each for each in ids or () if each is not None]
+    chances = [each for each in logprobs or () if each is not None]
+    first = mask.index(1) if mask is not None and 1 in mask else None
+    carried = None if mask is None else len(mask) if first is None else first
+    return (
+        None if ids is None else len(ids),
+        None if mask is None else len(mask),
+        None if logprobs is None else len(logprobs),
+        None if first is None else first + 1,
+        ids is not None and len(numbers) == len(ids),
+        min(numbers, default=0) >= 0,
+        vocab_size is None or max(numbers, default=-1) < vocab_size,
+        mask is not None and mask == [0] * (carried or 0) + [1] * (len(mask) - (carried or 0)),
+        logprobs is None or len(chances) == len(logprobs),
+        not any(map(math.isnan, chances)),
+        not any(map(math.isinf, chances)),
+        not any(0.0 < each < math.inf for each in chances),
+        not any(-math.inf < each <= _SENTINEL for each in chances),
+        carried is None or not any(each is not None and each < 0.0 for each in (logprobs or ())[:carried]),
+    )
+
+
+def _rows_where_not(lists: pa.Array, fine: pa.Array | None) -> set[int]:
+    """Lists that are NULL, hold a NULL, or an element that is not `fine`."""
+    rows = set(pc.indices_nonzero(lists.is_null()).to_pylist()) if lists.null_count else set[int]()
+    values = lists.values
+    if fine is None:
+        fine = values.is_valid() if values.null_count else None
+    if fine is None or (values.null_count == 0 and pc.all(fine, min_count=0).as_py()):
+        return rows
+    bounds = _bounds(lists)
+    for at in pc.indices_nonzero(pc.invert(fine).fill_null(True)).to_pylist():
+        rows.add(bisect_right(bounds, at) - 1)
+    return rows
+
+
+def _bounds(lists: pa.Array) -> Sequence[int]:
+    """Where each list starts in the values of all, and where the last one ends."""
+    return lists.offsets.to_pylist()
+
+
+def _raw(lists: pa.Array) -> memoryview:
+    values = lists.values
+    data, width = values.buffers()[1], values.type.bit_width // 8
+    return memoryview(b"" if data is None else data)[values.offset * width :]
