@@ -1,17 +1,15 @@
 """The functions behind the relations `deltas` and `rows`: from places to records, read from the bytes each time.
 
-`tl_has_delta` and `tl_has_row` say whether a place holds a readable record of the key that the index says; `tl_delta`
-and `tl_row` give it, or NULL. Nothing is remembered between queries: damage on disk changes what the views say. A query
-asks for the same vector twice, first whether the records are there and then for them, so a thread keeps what it decoded
-last for that moment.
+`tl_delta` and `tl_row` give the record at a place, or NULL where there is no readable record of the key that the index
+says. Nothing is remembered: damage on disk changes what the views say. They are registered as volatile, so that a query
+which filters by a record and then uses it reads it once.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -42,10 +40,6 @@ _INT, _LONG, _TEXT = sqltypes.INTEGER, sqltypes.BIGINT, sqltypes.VARCHAR
 _PLACE = {"segment": _INT, "byte_offset": _LONG, "byte_length": _INT, "batch_row": _INT}
 _DELTA_ARGUMENTS = {"writer": _TEXT, **_PLACE, "rollout_id": _TEXT, "attempt": _INT, "call_id": _TEXT}
 _ROW_ARGUMENTS = {**_PLACE, "sample_id": _TEXT, "segment_index": _INT}
-_MOMENT = 1.0
-"""Seconds that a thread keeps what it decoded last."""
-
-_MAX_KEPT = 128
 _MANY = 32
 """Fewer records than this are read one by one as fast."""
 
@@ -63,42 +57,25 @@ class Fetcher:
         """`moved` finds a record whose segment (the path below the lake) is gone because compaction replaced it."""
         self._maps = maps
         self._moved = moved
-        # By thread id: DuckDB's own threads get a new Python thread state, so no thread-local, with every call.
-        self._kept: dict[int, tuple[float, dict[_Place, _Found]]] = {}
         self.decoded = 0
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Make the four functions known to a database; its cursors have them too."""
-        boolean = sqltypes.BOOLEAN
-        add_function(con, "tl_has_delta", lambda *c: self._has(self._deltas, c), _DELTA_ARGUMENTS, boolean)
-        add_function(con, "tl_has_row", lambda *c: self._has(self._rows, c), _ROW_ARGUMENTS, boolean)
-        delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
-        add_function(con, "tl_delta", lambda *c: self._give(self._deltas, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
-        add_function(con, "tl_row", lambda *c: self._give(self._rows, c, ROW), _ROW_ARGUMENTS, sql_type(row))
+        """Make both functions known to a database; its cursors have them too."""
+        for name, read, arguments, schema in (
+            ("tl_delta", self._deltas, _DELTA_ARGUMENTS, DELTA),
+            ("tl_row", self._rows, _ROW_ARGUMENTS, ROW),
+        ):
+            give = partial(self._give, read, schema)
+            add_function(con, name, give, arguments, sql_type(pa.struct(list(schema))), volatile=True)
 
     def deltas(self, places: Sequence[_Place]) -> pa.ChunkedArray:
         """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
         return _assemble(self._deltas(places, {}), DELTA)
 
-    def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-        places = _places(columns)
-        found = read(places, {})
-        if len(self._kept) > _MAX_KEPT:
-            self._kept = {}
-        self._kept[threading.get_ident()] = (time.monotonic(), dict(zip(places, found, strict=True)))
+    def _give(self, read: _Read, schema: pa.Schema, *columns: pa.ChunkedArray) -> pa.ChunkedArray:
+        places = list(zip(*(column.to_pylist() for column in columns), strict=True))
         self.decoded += len(places)
-        return pa.array([each is not None for each in found], pa.bool_())
-
-    def _give(self, read: _Read, columns: Sequence[pa.ChunkedArray], schema: pa.Schema) -> pa.ChunkedArray:
-        places = _places(columns)
-        since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
-        if time.monotonic() - since > _MOMENT:
-            kept = {}
-        missing = [place for place in places if place not in kept]
-        if missing:
-            kept = kept | dict(zip(missing, read(missing, {}), strict=True))
-            self.decoded += len(missing)
-        return _assemble([kept[place] for place in places], schema)
+        return _assemble(read(places, {}), schema)
 
     def _deltas(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
         """The records at places: those of one segment at once if there are many and they are plain, else one by one."""
@@ -108,8 +85,11 @@ class Fetcher:
         return found
 
     def _stretch(self, places: list[_Place], batches: _Batches) -> list[_Found]:
-        if len(places) < _MANY or any(place[4] for place in places):
+        if len(places) < _MANY:
             return [self._delta(place, batches) for place in places]
+        if any(place[4] for place in places):
+            runs = [list(run) for _, run in groupby(places, key=itemgetter(2, 3))]
+            return [found for run in runs for found in self._compacted(run, batches)]
         plain = self._plain(places, batches)
         if plain is not None:
             return [(plain, row) for row in range(len(places))]
@@ -132,6 +112,19 @@ class Fetcher:
         ):
             return None
         return plain
+
+    def _compacted(self, places: Sequence[_Place], batches: _Batches) -> Sequence[_Found]:
+        """The records of one batch: all at once where they are of the keys that the index says, else one by one."""
+        writer, segment, offset, length = places[0][:4]
+        if None not in places[0]:
+            mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
+            if mapped is not None:
+                batch, keys = self._batch(mapped, places[0][:4], DELTA, _DELTA_KEY, batches)
+                first = places[0][4]
+                stretch = keys[first : first + len(places)]
+                if stretch == [place[5:] for place in places] and batch is not None:
+                    return [(batch, row) for row in range(first, first + len(places))]
+        return [self._delta(place, batches) for place in places]
 
     def _rows(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
         return [self._row(place, batches) for place in places]
@@ -183,25 +176,29 @@ class Fetcher:
     def _in_batch(
         self, mapped: Mapped, place: _Place, schema: pa.Schema, names: Sequence[str], batches: _Batches
     ) -> _Found:
-        """A row of a batch that pyarrow reads; a batch is read once for each call."""
-        offset, length, row = place[-len(names) - 3 : -len(names)]
-        at = place[: -len(names) - 2]
+        """A row of a batch that pyarrow reads."""
+        batch, keys = self._batch(mapped, place[: -len(names) - 1], schema, names, batches)
+        row = place[-len(names) - 1]
+        return (
+            (batch, row) if batch is not None and 0 <= row < len(keys) and keys[row] == place[-len(names) :] else None
+        )
+
+    def _batch(
+        self, mapped: Mapped, at: _Place, schema: pa.Schema, names: Sequence[str], batches: _Batches
+    ) -> tuple[pa.RecordBatch | None, list[tuple[Any, ...]]]:
+        """A batch and the keys of its rows, read once for each call; `at` ends with its offset and bytes."""
         if at not in batches:
+            offset, length = at[-2:]
             read = read_batch(mapped.view[offset : offset + length], mapped.schema or schema)
             batch = None if read is None else conform(read, schema)
             columns = [] if batch is None else [batch.column(name).to_pylist() for name in names]
             batches[at] = (batch, list(zip(*columns, strict=True)))
-        batch, keys = batches[at]
-        return (batch, row) if 0 <= row < len(keys) and keys[row] == place[-len(names) :] else None
+        return batches[at]
 
 
 _Batches = dict[Any, Any]
 """What one call has opened: maps by name, batches by place."""
 _Read = Callable[[Sequence[_Place], _Batches], list[_Found]]
-
-
-def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
-    return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
@@ -222,7 +219,8 @@ def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
         else:
             source = rows[0][0].batch() if isinstance(rows[0][0], Plain) else rows[0][0]
             taken = _rows_of(source, [row for _, row in rows])
-            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema)))
+            fields = [pa.field(f.name, f.type) for f in taken.schema]
+            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=fields))
     if not pieces:
         return pa.chunked_array([], type=kind)
     wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)

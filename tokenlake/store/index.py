@@ -126,6 +126,7 @@ class Index:
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
         if not (self.root / segment_name(place)).exists():
+            self.refresh()
             known = (place.writer, place.segment, place.byte_offset, place.batch_row)
             con = self.cursor(query="")
             try:

@@ -64,9 +64,7 @@ class Lake:
 
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
-        index = self._index(locked=False)
-        index.refresh()
-        return index.read_delta(place)
+        return self._index(locked=False).read_delta(place)
 
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""

@@ -11,9 +11,7 @@ WITH fetched AS (
         call_id,
         tl_delta(writer, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id) AS record
     FROM tl_places
-    WHERE
-        NOT shadowed
-        AND tl_has_delta(writer, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id)
+    WHERE NOT shadowed
 )
 
 SELECT
@@ -42,4 +40,5 @@ SELECT
     record.token_ids AS token_ids,
     record.token_mask AS token_mask,
     record.logprobs AS logprobs
-FROM fetched;
+FROM fetched
+WHERE record IS NOT NULL;
