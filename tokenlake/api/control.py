@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from sys import intern
 from typing import Any
 
 from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Overflow, Rollout, State
@@ -244,23 +245,27 @@ def _reasoning(detail: Mapping[str, Any]) -> tuple[tuple[int, bytes], ...]:
 
 
 def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
-    parent = attempt.calls.get(event.get("parent_call_id") or "")
+    """What calls have in common is held once."""
+    before = attempt.calls.get(event.get("parent_call_id") or "")
+    parent = before and before.node
+    preamble = bytes.fromhex(detail.get("preamble", ""))
+    root_call_id = event.get("root_call_id") or event["call_id"]
     node = Node(
         call_id=event["call_id"],
-        parent=parent and parent.node,
-        root_call_id=event.get("root_call_id") or event["call_id"],
+        parent=parent,
+        root_call_id=parent.root_call_id if parent and parent.root_call_id == root_call_id else root_call_id,
         depth=event.get("depth") or 0,
         cum_len=event["cum_len"],
         chain_hash=event["chain_hash"],
         fingerprint=event.get("fingerprint") or event["chain_hash"],
         context=event.get("context_digest") or b"",
-        preamble=bytes.fromhex(detail.get("preamble", "")),
+        preamble=parent.preamble if parent and parent.preamble == preamble else preamble,
         turns=detail.get("turns", 0),
         reasoning=_reasoning(detail),
         place=None
         if event.get("writer") is None
         else Place(
-            writer=event["writer"],
+            writer=intern(event["writer"]),
             segment=event["segment"],
             byte_offset=event["byte_offset"],
             byte_length=event["byte_length"],
@@ -273,7 +278,7 @@ def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
         prev_len=event["prev_len"],
         delta_len=event["delta_len"],
         sampled_tokens=event["sampled_tokens"],
-        mode=event["mode"],
+        mode=intern(event["mode"]),
         cause=event.get("reason"),
         weight_version=event.get("weight_version"),
         weight_version_end=event.get("weight_version_end"),

@@ -42,7 +42,7 @@ UNRESOLVED: tuple[Cause, ...] = CAUSES[2:]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One committed call, or an overflowed one that stands for its parent."""
+    """One committed call."""
 
     call_id: str
     parent: Node | None
@@ -61,6 +61,11 @@ class Node:
     """(turn, digest) of the reasoning in turns after the parent's answer, its own answer's included."""
     place: Place | None
     """Where its delta lies; None when lineage does not say."""
+
+    @property
+    def node(self) -> Node:
+        """What an echo of its answer stands for."""
+        return self
 
     def chain(self) -> list[Node]:
         """Root to this call."""
@@ -83,10 +88,9 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Echo:
-    """An answer that may be echoed, and the call whose sequence it stands for (None: for nothing sampled)."""
+class _Overflowed:
+    """An empty answer that may be echoed, and the call whose sequence it stands for (None: for nothing sampled)."""
 
-    call_id: str
     node: Node | None
     fingerprint: bytes
     context: bytes
@@ -94,22 +98,24 @@ class _Echo:
     reasoning: tuple[tuple[int, bytes], ...]
 
 
+_Echo = Node | _Overflowed
+"""An answer that may be echoed."""
+
+
 class AttemptLineage:
     """The calls of one attempt, by what their answers say. Not thread-safe: the gate's event loop owns it."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self._echoes: dict[bytes, list[_Echo]] = {}
-        self._by_call: dict[str, _Echo] = {}
-        self._first: dict[bytes, Node] = {}
+        self._echoes: dict[bytes, _Echo | list[_Echo]] = {}
+        self._overflowed: dict[str, _Overflowed] = {}
         self._seeds: set[bytes] = set()
         self._answered_failures = 0
 
     def commit(self, node: Node, *, seed: bytes | None = None) -> None:
         """A call became durable and committed. `seed`: the request's fingerprint, of a root that started seeded."""
         self.nodes[node.call_id] = node
-        self._first.setdefault(node.chain_hash, node)
-        self._remember(_Echo(node.call_id, node, node.fingerprint, node.context, node.preamble, node.reasoning))
+        self._remember(node)
         if seed is not None:
             self._seeds.add(seed)
 
@@ -124,7 +130,8 @@ class AttemptLineage:
         reasoning: tuple[tuple[int, bytes], ...],
     ) -> None:
         """An overflowed call was answered with an empty turn; the digests cover that turn."""
-        self._remember(_Echo(call_id, parent, fingerprint, context, preamble, reasoning))
+        echo = self._overflowed[call_id] = _Overflowed(parent, fingerprint, context, preamble, reasoning)
+        self._remember(echo)
 
     def failed(self, *, answered: bool) -> None:
         """A call failed. Only an answered one may come back as history that nobody captured."""
@@ -134,13 +141,14 @@ class AttemptLineage:
         """The parent of a request, or why it is a root."""
         if history.model_turns == 0:
             return _root("no_history")
-        if history.marker is not None:
-            marked = self._by_call.get(history.marker)
-            if marked is not None and marked.fingerprint == history.fingerprint and _agrees(marked, history):
-                return _found("marker", marked.node and self._first[marked.node.chain_hash])
-        echoes = self._echoes.get(history.fingerprint)
-        if echoes is None:
+        known = self._echoes.get(history.fingerprint)
+        if known is None:
             return _root(self._unknown(history))
+        echoes = known if isinstance(known, list) else [known]
+        if history.marker is not None:
+            marked = self.nodes.get(history.marker) or self._overflowed.get(history.marker)
+            if marked is not None and marked.fingerprint == history.fingerprint and _agrees(marked, history):
+                return _found("marker", marked.node and _first_twin(marked.node, echoes))
         agreeing = [echo for echo in echoes if _agrees(echo, history)]
         if not agreeing:
             return _root(_difference(echoes, history))
@@ -151,12 +159,15 @@ class AttemptLineage:
         return _found("match", nodes[0] if nodes else None)
 
     def _unknown(self, history: History) -> Cause:
-        first = not self._by_call and not self._answered_failures
+        first = not self.nodes and not self._overflowed and not self._answered_failures
         return "seeded" if first or history.fingerprint in self._seeds else "no_match"
 
     def _remember(self, echo: _Echo) -> None:
-        self._by_call[echo.call_id] = echo
-        self._echoes.setdefault(echo.fingerprint, []).append(echo)
+        known = self._echoes.setdefault(echo.fingerprint, echo)
+        if isinstance(known, list):
+            known.append(echo)
+        elif known is not echo:
+            self._echoes[echo.fingerprint] = [known, echo]
 
 
 def since(history: History, parent: Node | None) -> tuple[tuple[int, bytes], ...]:
@@ -188,6 +199,11 @@ def _reasoning_agrees(echo: _Echo, claimed: tuple[tuple[int, bytes], ...]) -> bo
         served.update(node.reasoning)
         node = node.parent
     return all(served.get(turn) == digest for turn, digest in claimed)
+
+
+def _first_twin(node: Node, echoes: Iterable[_Echo]) -> Node:
+    """The first committed call with the tokens of `node` among the answers that say the same."""
+    return next((each for each in echoes if isinstance(each, Node) and each.chain_hash == node.chain_hash), node)
 
 
 def _difference(echoes: list[_Echo], history: History) -> Cause:
