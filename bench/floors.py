@@ -12,12 +12,17 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from bench.measure import Timing, one_by_one, writers
-from bench.workload import Call, Rollout, rollouts
+from bench.workload import BYTES_PER_TOKEN, Call, Rollout, rollouts
 
-__all__ = ["raw_append", "raw_append_processes", "sqlite_full", "sqlite_full_processes"]
+__all__ = ["arrays", "raw_append", "raw_append_processes", "sqlite_full", "sqlite_full_processes", "views"]
 
+Array = npt.NDArray[Any]
 _TABLE = """
 CREATE TABLE IF NOT EXISTS calls (
     rollout_id TEXT, call_id TEXT, parent_call_id TEXT, prev_len INT, weight_version INT, digest BLOB,
@@ -32,9 +37,20 @@ def _tags(call: Call) -> tuple[str, str, str | None, int, int, bytes]:
     return call.rollout_id, call.call_id, call.parent_call_id, call.prev_len, call.weight_version, _DIGEST
 
 
+def arrays(call: Call) -> bytes:
+    """The bytes of a call's arrays, one after the other."""
+    return b"".join((call.token_ids.tobytes(), call.token_mask.tobytes(), call.logprobs.tobytes()))
+
+
+def views(raw: bytes) -> tuple[Array, Array, Array]:
+    """The arrays in what `arrays` gave."""
+    count = len(raw) // BYTES_PER_TOKEN
+    ids, mask = np.frombuffer(raw, np.int32, count), np.frombuffer(raw, np.uint8, count, 4 * count)
+    return ids, mask, np.frombuffer(raw[5 * count :], np.float32)
+
+
 def _record(call: Call) -> bytes:
-    tags = json.dumps([str(tag) for tag in _tags(call)]).encode()
-    return b"".join((tags, call.token_ids.tobytes(), call.token_mask.tobytes(), call.logprobs.tobytes()))
+    return json.dumps([str(tag) for tag in _tags(call)]).encode() + arrays(call)
 
 
 def _append(path: Path, records: Sequence[bytes], ready: Callable[[], object]) -> Timing:

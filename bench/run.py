@@ -28,6 +28,7 @@ import pyarrow as pa
 import tokenlake
 from bench import by_hand, floors, tokenlake_rows, tokenlake_stage
 from bench.measure import Sample, Summary, Timing, ratio, summarize
+from bench.reads import Reads
 from bench.workload import BYTES_PER_TOKEN, Rollout, rollouts
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -45,6 +46,7 @@ class Contender:
     run: Callable[[], Timing]
     units: int
     tokens: int
+    unit: str = "calls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,11 @@ class Size:
     w1: tuple[int, int, int]
     """Rollouts, calls, tokens of a delta."""
     w3: tuple[int, int, int]
+    w3_large: tuple[int, int, int]
 
 
-FULL = Size(rounds=5, w1=(125, 16, 512), w3=(500, 8, 256))
-QUICK = Size(rounds=2, w1=(25, 16, 512), w3=(60, 8, 256))
+FULL = Size(rounds=5, w1=(125, 16, 512), w3=(500, 8, 256), w3_large=(2000, 16, 512))
+QUICK = Size(rounds=2, w1=(25, 16, 512), w3=(60, 8, 256), w3_large=(100, 16, 512))
 
 
 def staging(size: Size, seed: int, scratch: Path) -> list[Contender]:
@@ -94,6 +97,30 @@ def staging(size: Size, seed: int, scratch: Path) -> list[Contender]:
     ]
 
 
+def reading(size: Size, seed: int, scratch: Path) -> list[Contender]:
+    """W2: the calls of one rollout by key, and all calls."""
+    count, calls, delta = size.w1
+    folder = scratch / "reads"
+    folder.mkdir()
+    reads = Reads(folder, rollouts(count, calls=calls, delta=delta, seed=seed))
+    one, every = "one rollout: raw pread, places known", "all: raw pread, places known"
+    asked = min(count, 100)
+    rows: list[tuple[str, str | None, Callable[[], Timing]]] = [
+        (one, None, reads.raw_one),
+        ("one rollout: SQLite, by primary key", one, reads.sqlite_one),
+        ("one rollout: tokenlake, places known", one, reads.places_one),
+        ("one rollout: tokenlake, SQL", one, reads.query_one),
+        (every, None, reads.raw_all),
+        ("all: SQLite", every, reads.sqlite_all),
+        ("all: tokenlake, SQL to Arrow", every, reads.query_all),
+    ]
+    made: list[Contender] = []
+    for name, against, run in rows:
+        units = (asked if name.startswith("one") else count) * calls
+        made.append(Contender(work="W2", name=name, against=against, run=run, units=units, tokens=units * delta))
+    return made
+
+
 def linearizing(size: Size, seed: int, scratch: Path) -> list[Contender]:
     """W3: rollouts to verified rows, in SQL and by hand."""
     count, calls, delta = size.w3
@@ -114,7 +141,26 @@ def linearizing(size: Size, seed: int, scratch: Path) -> list[Contender]:
     ]
     tokens = count * calls * delta
     return [
-        Contender(work="W3", name=name, against=against, run=run, units=count, tokens=tokens)
+        Contender(work="W3", name=name, against=against, run=run, units=count, tokens=tokens, unit="rows")
+        for name, against, run in rows
+    ]
+
+
+def linearizing_much(size: Size, seed: int, scratch: Path) -> list[Contender]:
+    """W3 again with sixteen times the tokens and more, where what a query costs by itself no longer counts."""
+    count, calls, delta = size.w3_large
+    work = rollouts(count, calls=calls, delta=delta, seed=seed)
+    path = scratch / "large"
+    coords = tokenlake_stage.fill(path, work)
+    arrays = [by_hand.array_records(rollout, at) for rollout, at in zip(work, coords, strict=True)]
+    numpy = f"numpy by hand, from memory, {count:,} rows"
+    rows: list[tuple[str, str | None, Callable[[], Timing]]] = [
+        (numpy, None, lambda: _timed(lambda: [by_hand.numpy_row(records) for records in arrays])),
+        (f"tokenlake, SQL views, fresh open, {count:,} rows", numpy, lambda: tokenlake_rows.linear_rows(path)[0]),
+    ]
+    tokens = count * calls * delta
+    return [
+        Contender(work="W3", name=name, against=against, run=run, units=count, tokens=tokens, unit="rows")
         for name, against, run in rows
     ]
 
@@ -131,7 +177,8 @@ def nemo_gym(size: Size, seed: int, scratch: Path, python: Path) -> list[Contend
         run = _in_fresh_folder(scratch, partial(_peer, python, (count, calls, delta, seed), key))
         units = count * calls if work == "W1" else count
         tokens = count * calls * delta
-        made.append(Contender(work=work, name=name, against=against, run=run, units=units, tokens=tokens))
+        unit = "calls" if work == "W1" else "rows"
+        made.append(Contender(work=work, name=name, against=against, run=run, units=units, tokens=tokens, unit=unit))
     return made
 
 
@@ -198,7 +245,7 @@ def _progress(text: str) -> None:
 
 def _line(contender: Contender, summary: Summary, times: float | None) -> str:
     megabytes = summary.tokens_per_s * BYTES_PER_TOKEN / 1e6
-    rate = f"{summary.rate:9,.0f} {'calls/s' if contender.work == 'W1' else 'rows/s':<7}"
+    rate = f"{summary.rate:9,.0f} {contender.unit + '/s':<7}"
     latency = "" if summary.p50_ms is None else f"{summary.p50_ms:8.2f} {summary.p99_ms:8.2f}"
     ratios = "" if times is None else f"{times:6.2f}x"
     return f"{contender.work}  {contender.name:<46} {rate} {megabytes:7.1f} {latency:>17}  {ratios}"
@@ -216,7 +263,11 @@ def main() -> None:
     size = QUICK if arguments.quick else FULL
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="tokenlake-bench-") as folder:
         scratch = Path(folder)
-        contenders = staging(size, arguments.seed, scratch) + linearizing(size, arguments.seed, scratch)
+        contenders = [
+            contender
+            for work in (staging, reading, linearizing, linearizing_much)
+            for contender in work(size, arguments.seed, scratch)
+        ]
         if arguments.nemo_gym is not None:
             contenders += nemo_gym(size, arguments.seed, scratch, arguments.nemo_gym)
         samples = _measure(contenders, arguments.rounds or size.rounds)
