@@ -12,7 +12,7 @@ from tests.api.test_http import published
 from tokenlake.api.queries import ARROW_STREAM
 from tokenlake.store.retention import retire_named
 
-READERS, ROUNDS = 3, 5
+READERS, ROUNDS = 3, 2
 
 
 def test_every_answer_is_of_what_was_asked_while_groups_come_and_go(door: Door) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,22 @@ def test_the_delta_of_a_staged_call_carries_its_digests_and_extras(
     found = json.loads(extras)
     assert found["routed_experts"] == [[[1, 2]]]
     assert (found["nemo_gym"]["digest"], found["nemo_gym"]["chain_hash"]) == (coords.digest, coords.chain_hash)
+
+
+def test_threads_of_two_workers_stage_at_once(lake: OwnedLake, sinks: list[LakeStagingSink]) -> None:
+    def rollout(i: int) -> RolloutReceipt:
+        done: list[Any] = []
+        for turn in range(3):
+            sink = sinks[(i + turn) % 2]
+            done.append(stage(sink, f"p_g{i}", f"c{i}-{turn}", [i, turn], [100 + i], done and list(done[-1])))
+        return receipt(f"p_g{i}", *(coords for coords, _ in done))
+
+    with ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(rollout, range(16)))
+    for each in receipts:
+        receive(lake, each, n=16)
+    found = rows(lake)
+    assert len(found) == 16
+    assert all(row["sample_mask"] == 1 and row["turns"] == 3 for row in found)
+    for i, row in enumerate(sorted(found, key=lambda row: len(row["sample_id"]) * 1000 + row["input_ids"][0])):
+        assert row["input_ids"] == [token for turn in range(3) for token in (i, turn, 100 + i)]
