@@ -143,6 +143,21 @@ def test_the_overview_counts_what_is_there(door: Door) -> None:
     assert text.index('groups/later"') < text.index('groups/g"'), "open groups come first"
 
 
+def test_a_reason_leads_to_its_rollouts_and_so_does_a_query(door: Door) -> None:
+    two_turns(door)
+    with logged_in(door) as browser:
+        assert '<a href="/console/search?q=environment_failed">environment_failed</a>' in browser.get("/").text
+        found = browser.get("/console/search?q=environment_failed")
+        assert (found.status_code, found.headers["location"]) == (303, "/console/rollouts/g_g1")
+        assert "Nothing holds" in browser.get("/console/search?q=environment_fail").text
+        asked = browser.get(
+            "/console/sql", params={"q": "SELECT rollout_id, group_id, reason FROM rollouts ORDER BY 1"}
+        )
+        links = re.findall(r'<td><a href="([^"]+)">', asked.text)
+        page = ["/console/rollouts/g_g0", "/console/groups/g", "/console/rollouts/g_g1", "/console/groups/g"]
+        assert links == page
+
+
 def test_the_rollout_page_shows_each_token_as_the_lake_has_it(door: Door) -> None:
     two_turns(door)
     with logged_in(door) as browser:
