@@ -83,7 +83,7 @@ class StubEngine:
         """Code points."""
         return "".join(map(chr, ids))
 
-    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:  # noqa: ARG002
+    def parse(self, token_ids: Sequence[int], text: str, *, calls: bool = True) -> AssistantTurn:  # noqa: ARG002
         """All of it is content."""
         return AssistantTurn(content=text, reasoning=None, tool_calls=[])
 

@@ -143,16 +143,17 @@ class ScriptedEngine:
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         return text(*ids)
 
-    def parse(self, token_ids: Sequence[int], written: str) -> AssistantTurn:
-        reasoning, calls = None, []
+    def parse(self, token_ids: Sequence[int], written: str, *, calls: bool = True) -> AssistantTurn:
+        reasoning, found = None, []
         if written.startswith("{") and "}" in written:
             reasoning, _, written = written[1:].partition("}")
-        if written.endswith(">") and "<" in written:
-            written, *spelled = written.removesuffix(">").split("<")
-            for index, call in enumerate(spelled):
+        said, *spelled = written.split("<")
+        if whole := [call for call in spelled if calls and call.endswith(">")]:
+            written = said
+            for index, call in enumerate(whole):
                 name, _, arguments = call.removesuffix(">").partition("|")
-                calls.append(ToolCall(id=f"call_{len(self.prompts)}_{index}", name=name, arguments=arguments))
-        return AssistantTurn(content=written or None, reasoning=reasoning, tool_calls=calls)
+                found.append(ToolCall(id=f"call_{len(self.prompts)}_{index}", name=name, arguments=arguments))
+        return AssistantTurn(content=written or None, reasoning=reasoning, tool_calls=found)
 
     def digests(self) -> dict[str, str]:
         return {"tokenizer": "t", "template": "t", "model": "m"}

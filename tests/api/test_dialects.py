@@ -77,6 +77,54 @@ def test_a_conversation_goes_on_in_another_dialect(door: Door, order: list[type[
     assert [event.get("parent_call_id") for event in events] == [None, *(event["call_id"] for event in events[:2])]
 
 
+ORDERS = pytest.mark.parametrize(
+    "order", list(permutations(SPEAKERS)), ids=lambda order: "-".join(speaker.name for speaker in order)
+)
+
+
+def parents(door: Door) -> dict[str, str | None]:
+    return {event["call_id"]: event.get("parent_call_id") for event in door.events("call_committed")}
+
+
+@ORDERS
+def test_branches_of_a_conversation_go_on_in_any_dialect(door: Door, order: list[type[Speaker]]) -> None:
+    """Twins that two dialects sampled alike are one sequence: its first call is the parent of what continues either."""
+    (rollout,) = door.register()
+    one, two, three = (speaker(door, rollout) for speaker in order)
+    door.engine.answers = [THINKING]
+    root = one.say([SYSTEM, ASK], tools=TOOLS)
+    stem = [SYSTEM, ASK, root, *results(root)]
+    left, right = two.say(stem, tools=TOOLS), three.say(stem, tools=TOOLS)
+    fork = two.say([SYSTEM, ASK, root, MORE], tools=TOOLS)
+    after = [one.say([*stem, left, MORE], tools=TOOLS), two.say([*stem, right, MORE], tools=TOOLS)]
+    after.append(three.say([*stem, right, ASK], tools=TOOLS))
+    found = parents(door)
+    assert [found[said.call_id] for said in (root, left, right, fork)] == [None, *[root.call_id] * 3]
+    assert [found[said.call_id] for said in after] == [left.call_id] * 3
+    receipt = door.client.seal("g_g0", reward=1.0, terminal_response_id=after[1].response_id)
+    assert (receipt["terminal_call_id"], receipt["reason"]) == (after[1].call_id, None)
+    assert door.request("GET", "/api/v1/audit").json()["healthy"]
+
+
+@ORDERS
+def test_siblings_of_two_dialects_that_differ_only_in_tokens_need_the_marker(
+    door: Door, order: list[type[Speaker]]
+) -> None:
+    """Text alone cannot say which was meant: exact with the ids that its own dialect echoes, else a root."""
+    (rollout,) = door.register()
+    one, two, three = (speaker(door, rollout) for speaker in order)
+    door.engine.answers = [[3, 9], [3]]
+    siblings = [(one, one.say([ASK])), (two, two.say([ASK]))]
+    converted = three.say([ASK, siblings[0][1], MORE])
+    assert parents(door)[converted.call_id] is None
+    for speaker, said in siblings:
+        again = speaker.say([ASK, said, MORE])
+        exact = speaker.name != "anthropic"  # its text blocks have no place for a marker
+        assert parents(door)[again.call_id] == (said.call_id if exact else None)
+    causes = {event["reason"] for event in door.events("call_committed") if event["mode"] == "text"}
+    assert causes == {"no_history", "ambiguous"}
+
+
 def row(door: Door, group_id: str) -> dict[str, Any]:
     wait_for(door, lambda: door.service.control.groups[group_id].state == "published")
     (only,) = door.request("GET", f"/api/v1/rows?group_id={group_id}").json()["rows"]

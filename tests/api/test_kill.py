@@ -1,7 +1,9 @@
-"""SIGKILL of the service in the middle of open rollouts: nothing acknowledged is lost, and they go on exactly."""
+"""SIGKILL of the service in the middle of open rollouts and streams: nothing acknowledged is lost, nothing is half
+there, and they go on exactly."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -54,6 +57,11 @@ def ask(sdk: openai.OpenAI, messages: list[Any], **more: Any) -> dict[str, Any]:
     return {"id": completion.id, **completion.choices[0].message.model_dump(exclude_none=True)}
 
 
+def openai_of(served: Served, slot: dict[str, Any]) -> openai.OpenAI:
+    url = f"{served.url}/ng-rollout/{slot['rollout_id']}/v1"
+    return openai.OpenAI(base_url=url, api_key=slot["data_capability"], max_retries=0)
+
+
 @pytest.mark.slow
 def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefixes(tmp_path: Path) -> None:
     served = Served(tmp_path / "lake", tmp_path / "state")
@@ -62,11 +70,16 @@ def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefi
             group = control.register_group("g", 3, idempotency_key="once")
         echoes: list[list[Any]] = []
         for slot in group["rollouts"]:
-            sdk = openai.OpenAI(
-                base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"]
-            )
+            sdk = openai_of(served, slot)
             echoes.append([*OPENING, ask(sdk, OPENING)])
+        cut = [openai_of(served, slot) for slot in group["rollouts"][:2]]
+        streams = [sdk.chat.completions.create(model="tiny", messages=OPENING, stream=True) for sdk in cut]
+        for stream in streams:
+            next(stream)
         served.kill()
+        for stream in streams:
+            with contextlib.suppress(httpx.HTTPError):
+                list(stream)
         served.start()
         with Client(served.url, TOKEN) as control:
             again = control.register_group("g", 3, idempotency_key="once")
@@ -74,9 +87,7 @@ def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefi
                 s["data_capability"] for s in group["rollouts"]
             ]
             for slot, echo in zip(again["rollouts"], echoes, strict=True):
-                sdk = openai.OpenAI(
-                    base_url=f"{served.url}/ng-rollout/{slot['rollout_id']}/v1", api_key=slot["data_capability"]
-                )
+                sdk = openai_of(served, slot)
                 answer = {key: value for key, value in echo[-1].items() if key != "id"}
                 results = [
                     {"role": "tool", "tool_call_id": call["id"], "content": "7"}
@@ -85,7 +96,9 @@ def test_a_killed_service_loses_nothing_and_open_rollouts_go_on_with_exact_prefi
                 last = ask(sdk, [*OPENING, answer, *results, {"role": "user", "content": FOLLOW_UPS[2]}])
                 receipt = control.seal(slot["rollout_id"], reward=1.0, terminal_response_id=last["id"])
                 assert receipt["poisoned"] is False
-                assert [call["mode"] for call in receipt["manifest"]] == ["text", "token_in"]
+                first, *cut_off, last_call = receipt["manifest"]
+                assert last_call["parent_call_id"] == first["call_id"]
+                assert all(call["mode"] == "text" for call in cut_off), "wholly there or not at all"
             control.publish("g")
     finally:
         served.kill()

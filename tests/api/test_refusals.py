@@ -48,8 +48,6 @@ EVERYWHERE: list[dict[str, Any]] = [
 OWN: dict[str, list[dict[str, Any]]] = {
     "chat": [
         {"tool_choice": "required", "tools": [{"type": "function", "function": TOOLS[0]}]},
-        {"tool_choice": "none", "tools": [{"type": "function", "function": TOOLS[0]}]},
-        {"parallel_tool_calls": False, "tools": [{"type": "function", "function": TOOLS[0]}]},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"response_format": {"type": "json_object"}},
         {"modalities": ["text", "audio"]},
@@ -79,10 +77,7 @@ OWN: dict[str, list[dict[str, Any]]] = {
         {"max_tokens": None},
         {"tool_choice": {"type": "any"}},
         {"tool_choice": {"type": "tool", "name": "f"}},
-        {
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "tools": [{"name": "f", "input_schema": {}}],
-        },
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"mcp_servers": [{"name": "m"}]},
         {"container": "c"},
@@ -131,7 +126,7 @@ OWN_NEUTRAL: dict[str, dict[str, Any]] = {
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tool_choice": {"type": "auto"},
         "service_tier": "auto",
-        "context_management": {"edits": []},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
     },
 }

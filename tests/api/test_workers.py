@@ -284,3 +284,13 @@ def test_what_is_asked_of_a_worker_is_read_strictly(wrong: dict[str, Any]) -> No
     assert CaptureAsk.from_json(whole.to_json()) == whole
     with pytest.raises(ValueError, match="ng_capture"):
         CaptureAsk.from_json({**whole.to_json(), **wrong})
+
+
+@pytest.mark.parametrize("asked", [{"tool_choice": "none"}, {"parallel_tool_calls": False}])
+def test_a_worker_cannot_limit_calls_and_says_so(door: Door, stub: StubWorker, asked: dict[str, Any]) -> None:
+    agent = door.agent(door.register()[0])
+    with pytest.raises(openai.BadRequestError, match="capture workers"):
+        ask(agent, [U5], tools=[TOOL], **asked)
+    ask(agent, [U5], **asked)
+    assert len(stub.bodies) == 1
+    assert door.client.seal("g_g0", reward=1.0)["reason"] is None

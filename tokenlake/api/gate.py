@@ -40,6 +40,7 @@ from tokenlake.errors import (
 from tokenlake.ids import mint_call_id
 from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
 from tokenlake.ingest.fingerprint import History, trace
+from tokenlake.ingest.first_call import until_first_call
 from tokenlake.ingest.messages import Conversation, to_messages
 from tokenlake.ingest.prompter import Prompt, Prompter
 from tokenlake.ingest.resolve import Cause, Node, Resolution
@@ -121,7 +122,7 @@ class Gate:
             raise InvalidInput(str(error)) from error
         if generation.finish_reason == "abort":
             raise EngineFailed(_ABORTED)
-        return self._answer(head, generation)
+        return (await self._read(request, head, generation))[1]
 
     async def count(self, conversation: Conversation, attempt: Attempt | None) -> int:
         """Tokens of the prompt that a call with this conversation would have now; nothing of it is kept."""
@@ -239,7 +240,10 @@ class Gate:
             flight.phase = "committing"
             await self._recorder.overflow(flight, history, prompt, answer)
         else:
-            answer = self._answer(head, generation)
+            try:
+                generation, answer = await self._read(flight.request, head, generation)
+            except TokenlakeError as error:
+                raise await self._recorder.unanswered(flight, _reason(error), error) from error
             await self._ended(flight, answer)
             await self._recorder.capture(flight, history, prompt, generation, answer, self._engine.logprob_mode)
         return answer
@@ -303,9 +307,12 @@ class Gate:
         """The request as it is sampled: nothing that a harness asks for changes a pinned distribution."""
         return replace(request, params=self._settings.pinned(request.params))
 
-    def _answer(self, head: Head, generation: Generation) -> Answer:
-        turn = self._engine.parse(generation.token_ids, generation.text)
-        return Answer(
+    async def _read(self, request: ModelRequest, head: Head, generation: Generation) -> tuple[Generation, Answer]:
+        """What of a generation counts, and the answer that it is."""
+        if request.most_calls == 1:
+            generation = await asyncio.to_thread(until_first_call, self._engine, generation)
+        turn = self._engine.parse(generation.token_ids, generation.text, calls=request.most_calls != 0)
+        return generation, Answer(
             head=head,
             turn=turn,
             finish_reason=served_finish(turn, generation.finish_reason),

@@ -11,7 +11,7 @@ from tokenlake.api.flight import Flight
 from tokenlake.api.gate import Gate, overflow_answer
 from tokenlake.api.remote_worker import Said
 from tokenlake.api.worker_pool import WorkerPool
-from tokenlake.errors import ContextOverflow, EngineFailed
+from tokenlake.errors import ContextOverflow, EngineFailed, InvalidInput
 from tokenlake.ingest.capture_ask import CaptureAsk
 from tokenlake.ingest.fingerprint import History
 from tokenlake.ingest.prompter import Origin
@@ -29,6 +29,11 @@ class WorkerGate(Gate):
         self._calls: dict[str, asyncio.Task[Said]] = {}
 
     async def _captured(self, flight: Flight, history: History, found: Resolution) -> Answer:
+        if flight.request.most_calls is not None and flight.request.conversation.tools:
+            refused = InvalidInput(
+                "tool calls cannot be forbidden or limited with capture workers", field="tool_choice"
+            )
+            raise await self._recorder.unanswered(flight, "refused", refused)
         ask = CaptureAsk(
             rollout_id=flight.attempt.rollout_id,
             attempt=flight.attempt.attempt,

@@ -213,8 +213,11 @@ class Engine(Protocol):
         """Text of these ids; bytes that are not UTF-8 become U+FFFD."""
         ...
 
-    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:
-        """Read a generation's ids and text as an assistant turn; what cannot be read as a tool call stays content."""
+    def parse(self, token_ids: Sequence[int], text: str, *, calls: bool = True) -> AssistantTurn:
+        """Read a generation's ids and text as an assistant turn; what cannot be read as a tool call stays content.
+
+        Without `calls` nothing is read as one.
+        """
         ...
 
     def digests(self) -> dict[str, str]:

@@ -23,27 +23,28 @@ _DECODER = JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def parse_turn(text: str) -> AssistantTurn:
+def parse_turn(text: str, *, calls: bool = True) -> AssistantTurn:
     """Split a text into thinking, content and tool calls.
 
     A thinking block counts at the very start only; one that never ends is all thinking. Tool calls are
     `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, in order. Without a well-formed one the content is the
-    rest exactly as it is; with one, the white space around the calls is dropped. Empty parts are None.
+    rest exactly as it is; with one, the white space around the calls is dropped. Empty parts are None. Without `calls`
+    none is looked for.
     """
     reasoning, rest = _split_thinking(text)
-    calls: list[ToolCall] = []
+    found: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
         call = _read_call(match[1])
         if call is None:
             return match[0]
-        calls.append(ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", name=call[0], arguments=call[1]))
+        found.append(ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", name=call[0], arguments=call[1]))
         return ""
 
-    content = _BLOCK.sub(take, rest)
-    if calls:
+    content = _BLOCK.sub(take, rest) if calls else rest
+    if found:
         content = content.strip()
-    return AssistantTurn(content=content or None, reasoning=reasoning, tool_calls=calls)
+    return AssistantTurn(content=content or None, reasoning=reasoning, tool_calls=found)
 
 
 def certain(text: str) -> tuple[str, str]:

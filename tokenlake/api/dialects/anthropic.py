@@ -11,7 +11,7 @@ from tokenlake.api.dialects.anthropic_stream import AnthropicEncoder
 from tokenlake.api.dialects.content import TurnMaker, mapping
 from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
 from tokenlake.api.dialects.marker import marked
-from tokenlake.api.dialects.parameters import Neutral, flag, refuse, sampling
+from tokenlake.api.dialects.parameters import Neutral, flag, most_calls, refuse, sampling
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.engine import ToolCall
 from tokenlake.ingest.messages import Conversation, Turn
@@ -20,7 +20,10 @@ __all__ = ["AnthropicDialect", "anthropic_error"]
 
 _NEUTRAL: Neutral = {
     "container": (),
-    "context_management": ({"edits": []},),
+    "context_management": (
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "mcp_servers": ([],),
     "output_format": (),
 }
@@ -50,21 +53,20 @@ class AnthropicDialect:
         if body.get("max_tokens") is None:
             raise InvalidInput("max_tokens is missing", field="max_tokens")
         params = sampling(body, limit=("max_tokens",), stop="stop_sequences")
-        return ModelRequest(conversation=conversation, params=params, stream=flag(body, "stream"))
+        choice = mapping(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
+        asked = {"tool_choice": choice.get("type")}
+        if flag(choice, "disable_parallel_tool_use"):
+            asked["parallel_tool_calls"] = False
+        return ModelRequest(
+            conversation=conversation, params=params, stream=flag(body, "stream"), most_calls=most_calls(asked)
+        )
 
     def conversation(self, body: Mapping[str, Any]) -> Conversation:
         """What a request says, which is all that counting its tokens needs."""
         refuse(body, _NEUTRAL)
         if mapping(body.get("output_config") or {}, "output_config").get("format") is not None:
             raise InvalidInput("output_config.format is not supported", field="output_config.format")
-        conversation = self._reader.conversation(body.get("system"), body.get("messages"), body.get("tools"))
-        choice = mapping(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
-        kind, alone = choice.get("type"), choice.get("disable_parallel_tool_use")
-        if kind != "auto" and (conversation.tools or kind != "none"):
-            raise InvalidInput("tool_choice is not supported with this value: leave tools out", field="tool_choice")
-        if alone and conversation.tools:
-            raise InvalidInput("tool_choice.disable_parallel_tool_use is not supported", field="tool_choice")
-        return conversation
+        return self._reader.conversation(body.get("system"), body.get("messages"), body.get("tools"))
 
     def response_id(self, call_id: str) -> str:
         """The response id of a call."""

@@ -9,7 +9,7 @@ from tokenlake.api.dialects.chat_reader import ChatReader
 from tokenlake.api.dialects.chat_stream import ChatEncoder, served_call, usage
 from tokenlake.api.dialects.content import mapping
 from tokenlake.api.dialects.dialect import Answer, ModelRequest
-from tokenlake.api.dialects.parameters import flag, refuse, sampling, unforced_tools
+from tokenlake.api.dialects.parameters import flag, most_calls, refuse, sampling
 from tokenlake.ingest.messages import Turn
 
 __all__ = ["ChatDialect", "openai_error"]
@@ -28,12 +28,12 @@ class ChatDialect:
         """Parse a request body; raises `InvalidInput` naming the parameter."""
         refuse(body, {})
         conversation = self._reader.conversation(body.get("messages"), body.get("tools"))
-        unforced_tools(body, any_tools=bool(conversation.tools))
         options = mapping(body.get("stream_options") or {}, "stream_options")
         return ModelRequest(
             conversation=conversation,
             params=sampling(body, limit=("max_completion_tokens", "max_tokens")),
             stream=flag(body, "stream"),
+            most_calls=most_calls(body),
             echo={"include_usage": flag(options, "include_usage")},
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tokenlake.ingest.engine import AssistantTurn, SamplingParams, TurnDelta
 from tokenlake.ingest.messages import Conversation, Turn
@@ -22,6 +22,8 @@ class ModelRequest:
     conversation: Conversation
     params: SamplingParams
     stream: bool = False
+    most_calls: Literal[0, 1] | None = None
+    """Tool calls that the answer may hold; None: as many as the model writes."""
     echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What of the request the dialect's answer repeats or is shaped by; of no meaning to anybody else."""
 

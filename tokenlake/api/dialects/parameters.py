@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.engine import SamplingParams
 
-__all__ = ["Neutral", "flag", "refuse", "sampling", "unforced_tools"]
+__all__ = ["Neutral", "flag", "most_calls", "refuse", "sampling"]
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Parameters that are accepted only when they change nothing: null, or one of these values."""
@@ -91,13 +91,13 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def unforced_tools(body: Mapping[str, Any], *, any_tools: bool) -> None:
-    """Refuse what would force, forbid or limit tool calls: the policy decides, by what it was trained to."""
+def most_calls(body: Mapping[str, Any]) -> Literal[0, 1] | None:
+    """How many tool calls the answer may hold; what would force one is refused: the policy decides."""
     choice = body.get("tool_choice")
-    if choice not in (None, "auto") and (any_tools or choice != "none"):
-        raise InvalidInput("tool_choice is not supported with this value: leave tools out instead", field="tool_choice")
-    if body.get("parallel_tool_calls") is False and any_tools:
-        raise InvalidInput("parallel_tool_calls is not supported with this value", field="parallel_tool_calls")
+    if choice not in (None, "auto", "none"):
+        raise InvalidInput("tool_choice is not supported with this value: a call is never forced", field="tool_choice")
+    alone = body.get("parallel_tool_calls") is not None and not flag(body, "parallel_tool_calls")
+    return 0 if choice == "none" else 1 if alone else None
 
 
 def _same(value: object, other: object) -> bool:

@@ -12,7 +12,7 @@ from tokenlake.api.dialects.chat import openai_error
 from tokenlake.api.dialects.content import TurnMaker, items, mapping
 from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
 from tokenlake.api.dialects.marker import marked
-from tokenlake.api.dialects.parameters import Neutral, flag, refuse, sampling, unforced_tools
+from tokenlake.api.dialects.parameters import Neutral, flag, most_calls, refuse, sampling
 from tokenlake.api.dialects.responses_items import output, usage
 from tokenlake.api.dialects.responses_reader import ResponsesReader
 from tokenlake.api.dialects.responses_stream import ResponsesEncoder
@@ -59,12 +59,12 @@ class ResponsesDialect:
         if any("logprobs" in str(wanted) for wanted in items(body.get("include"), "include")):
             raise InvalidInput("include: log-probabilities are not served", field="include")
         conversation = self._reader.conversation(body.get("instructions"), body.get("input"), body.get("tools"))
-        unforced_tools(body, any_tools=bool(conversation.tools))
         given = {key: body[key] for key in _ECHOED if body.get(key) is not None}
         return ModelRequest(
             conversation=conversation,
             params=sampling(body, limit=("max_output_tokens",)),
             stream=flag(body, "stream"),
+            most_calls=most_calls(body),
             echo={**_ECHOED, **given},
         )
 

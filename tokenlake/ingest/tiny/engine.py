@@ -197,9 +197,9 @@ class TinyEngine:
         """Text of these ids; `skip_special` leaves out turn and text ends, not the markers of thinking and tools."""
         return self._tokenizer.decode(ids, skip_special=skip_special)
 
-    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
+    def parse(self, token_ids: Sequence[int], text: str, *, calls: bool = True) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
         """A generation as an assistant turn; the text says it all here, whatever the ids."""
-        return parse_turn(text)
+        return parse_turn(text, calls=calls)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 hex of `tokenizer.json`, of the template file, and of the `model.safetensors` started with."""

@@ -234,9 +234,9 @@ class UpstreamEngine:
         """Text of these ids; `skip_special` leaves out stop ids. From a thread other than the loop's."""
         return self._template.decode([token for token in ids if not (skip_special and token in self._stop_ids)])
 
-    def parse(self, token_ids: Sequence[int], text: str) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
+    def parse(self, token_ids: Sequence[int], text: str, *, calls: bool = True) -> AssistantTurn:  # noqa: ARG002 - the contract offers both
         """The turn in Hermes' and Qwen's form, with the think block that the template may have opened."""
-        return parse_turn(self._as_written(text))
+        return parse_turn(self._as_written(text), calls=calls)
 
     def digests(self) -> dict[str, str]:
         """Of the tokenizer where the upstream tells it, and of what its template makes of one fixed conversation."""
