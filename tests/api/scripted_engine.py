@@ -141,7 +141,7 @@ class ScriptedEngine:
         return [ord(char) for char in written]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        return text(*ids)
+        return text(*(token for token in ids if not (skip_special and token in self.stop_ids)))
 
     def parse(self, token_ids: Sequence[int], written: str, *, calls: bool = True) -> AssistantTurn:
         reasoning, found = None, []

@@ -39,8 +39,11 @@ def until_first_call(engine: Reader, generation: Generation) -> Generation:
     if not engine.parse(ids, generation.text).tool_calls:
         return generation
 
+    def text(length: int) -> str:
+        return engine.decode(ids[:length], skip_special=True)
+
     def called(length: int) -> bool:
-        return bool(engine.parse(ids[:length], engine.decode(ids[:length])).tool_calls)
+        return bool(engine.parse(ids[:length], text(length)).tool_calls)
 
     end = bisect_left(range(len(ids) + 1), True, key=called)
     if generation.fault is not None or end > len(ids):
@@ -54,7 +57,7 @@ def until_first_call(engine: Reader, generation: Generation) -> Generation:
         token_ids=ids[:end],
         logprobs=generation.logprobs[:end],
         finish_reason="stop",
-        text=engine.decode(ids[:end]),
+        text=text(end),
         weight_version_end=kept[-1][0] if kept else generation.weight_version_end,
         weight_version_spans=kept,
         stop_sequence=None,
