@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     finalize = command("finalize", "tokenlake.api.commands:finalize", "publish every group that is due")
     _lake(finalize)
     finalize.add_argument("--group", action="append", metavar="G", help="only this group; may be repeated")
+    finalize.add_argument("--actors", type=int, metavar="N", help="judge them in N actors of a running Ray")
     finalize.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="change a policy first")
 
     rows = command("rows", "tokenlake.api.commands:rows", "ready rows")

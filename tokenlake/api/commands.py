@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
+from tokenlake import finalize as finalizer
 from tokenlake import sql
 from tokenlake.api.hf_export import save_dataset
 from tokenlake.api.output import write_table
@@ -57,7 +59,11 @@ def finalize(arguments: argparse.Namespace) -> int:
     lake = OwnedLake.open(arguments.lake, create=False)
     try:
         publish.set_policy(lake, pairs(arguments.policy))
-        groups = publish.publish_due(lake, groups=arguments.group)
+        with contextlib.ExitStack() as held:
+            judges = None
+            if arguments.actors is not None:
+                judges = held.enter_context(finalizer.FinalizerPool(lake.path, actors=arguments.actors))
+            groups = publish.publish_due(lake, groups=arguments.group, judges=judges)
     finally:
         lake.close()
     for group in groups:

@@ -25,6 +25,7 @@ from tokenlake.api.settings import Settings
 from tokenlake.api.traces import Traces
 from tokenlake.clock import now_us
 from tokenlake.errors import Conflict, NotFound, TokenlakeError
+from tokenlake.finalize.judge import Judges
 from tokenlake.finalize.publish import PublishedGroup, publish_due
 from tokenlake.store.lake import OwnedLake
 
@@ -56,6 +57,8 @@ class Publisher:
         self._running: asyncio.Future[list[PublishedGroup]] | None = None
         self.lifecycle: Lifecycle | None = None
         """Ends attempts whose time to live has passed; set once, by the service."""
+        self.judges: Judges | None = None
+        """Who judges groups, where this process does not; set once, by the service."""
 
     def ended(self, group_id: str) -> None:
         """A rollout of this group has ended: look at it soon."""
@@ -119,10 +122,9 @@ class Publisher:
                 self._close(self._control.groups[name], closing=True)
             began = time.monotonic()
             try:
+                how = {"groups": names, "force_deadline": force_deadline, "judges": self.judges}
                 with self._traces.span("publish", group_ids=" ".join(names)):
-                    done = await asyncio.to_thread(
-                        publish_due, self._lake, groups=names, now=now_us(), force_deadline=force_deadline
-                    )
+                    done = await asyncio.to_thread(publish_due, self._lake, now=now_us(), **how)
             finally:
                 for name in names:
                     self._close(self._control.groups[name], closing=False)
@@ -133,7 +135,7 @@ class Publisher:
                 kind = "group_published" if group.dropped is None else "group_dropped"
                 self._control.apply({"event_type": kind, "group_id": group.group_id})
             for group in done:
-                await self._count(group)
+                self._count(group)
             return done
 
     async def publish_now(self, group_id: str) -> PublishedGroup:
@@ -159,6 +161,8 @@ class Publisher:
             valid=group.n - reasons.total(),
             reasons=dict(reasons),
             dropped=None,
+            group_min_wv=rows.column("group_min_wv")[0].as_py(),
+            group_max_wv=rows.column("group_max_wv")[0].as_py(),
         )
 
     def _is_due(self, group: Group) -> bool:
@@ -172,14 +176,11 @@ class Publisher:
         for rollout in group.rollouts.values():
             rollout.current.closing = closing
 
-    async def _count(self, group: PublishedGroup) -> None:
+    def _count(self, group: PublishedGroup) -> None:
         if group.dropped is not None:
             return
-        text, names = sql.read("reads/published_groups"), [group.group_id]
-        for row in (await asyncio.to_thread(fetch, self._lake, text, [names], groups=names)).to_pylist():
-            oldest, newest = row["group_min_wv"], row["group_max_wv"]
-            if oldest is not None and newest is not None:
-                self._metrics.spread.set(newest - oldest)
+        if group.group_min_wv is not None and group.group_max_wv is not None:
+            self._metrics.spread.set(group.group_max_wv - group.group_min_wv)
         self._metrics.rows.labels("true", "").inc(group.rows - sum(group.reasons.values()))
         for reason, count in group.reasons.items():
             self._metrics.rows.labels("false", reason).inc(count)

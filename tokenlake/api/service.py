@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Any
 
-from tokenlake import sql
+from tokenlake import finalize, sql
 from tokenlake.api.answers import Answers
 from tokenlake.api.archive import Archive
 from tokenlake.api.auth import Capabilities, load_key
@@ -136,6 +136,7 @@ class Service:
         )
         self.sql_workers = SqlWorkers(lake.path, self.settings)
         self.housekeeper = Housekeeper(lake, self.control, self.metrics, self.settings)
+        self._finalizers: finalize.FinalizerPool | None = None
         self._task: asyncio.Task[None] | None = None
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -156,6 +157,10 @@ class Service:
         }
         if self.capture != "off" and self.control.model != model:
             await self.ledger.append({"event_type": "model_registered", "detail": json.dumps(model, sort_keys=True)})
+        if self.settings.finalizer_actors is not None:
+            self._finalizers = self.publisher.judges = await asyncio.to_thread(
+                finalize.FinalizerPool, self.lake.path, actors=self.settings.finalizer_actors
+            )
         self._task = asyncio.create_task(self.publisher.run())
         self._upkeep = asyncio.create_task(self.housekeeper.run())
         seconds = time.monotonic() - self._began
@@ -176,6 +181,8 @@ class Service:
         if self.pool is not None:
             await self.pool.close()
         await self.publisher.settle()
+        if self._finalizers is not None:
+            await asyncio.to_thread(self._finalizers.close)
         await self.housekeeper.settle()
         await asyncio.to_thread(self.lake.lineage.anchor)
 

@@ -31,7 +31,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "retain_until": get_args(RetainUntil),
 }
 """Settings that are one of some words."""
-_WHOLE = ("pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute", "retain_versions")
+_WHOLE = ("finalizer_actors", "pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute", "retain_versions")
 
 
 def _about(owner: str, unit: str, sentence: str) -> dict[str, str]:
@@ -64,6 +64,12 @@ class Settings:
     )
     tick_s: float = field(
         default=1.0, metadata=_about("service", "seconds", "How often deadlines and times to live are looked at.")
+    )
+    finalizer_actors: int | None = field(
+        default=None,
+        metadata=_about(
+            "finalizer", "Ray actors", "How many judge the groups that are due; none: the service does it itself."
+        ),
     )
     prefix_cache_bytes: int = field(
         default=67_108_864,

@@ -1,17 +1,16 @@
 """Publishing: groups that are due become the rows of exactly N rollouts, once.
 
 What a row is and whether it is valid is decided by the view `publishable_rows` and nowhere else. This module writes the
-clock's decision into lineage (a slot that nobody ended before the deadline has failed), asks the view, writes the rows
-durably and then appends `group_published`. A crash in between leaves a row file that no event names; the next run
-writes the same rows again. Publishing twice changes nothing.
+clock's decision into lineage (a slot that nobody ended before the deadline has failed), has the view asked, here or by
+other processes, writes the rows durably and then appends `group_published`. A crash in between leaves a row file that
+no event names; the next run writes the same rows again. Publishing twice changes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,31 +18,14 @@ import pyarrow.compute as pc
 
 from tokenlake import sql
 from tokenlake.clock import now_us
-from tokenlake.errors import DamagedLake, NotFound
+from tokenlake.errors import NotFound
+from tokenlake.finalize.judge import Judgement, Judges, PublishedGroup, judge, shards
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.policy import parse_policy
-from tokenlake.store.schema import ROW
 
 __all__ = ["PublishedGroup", "publish_due", "set_policy"]
 
-_GROUPS_AT_ONCE = 64
 _publishing = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedGroup:
-    """One group that this run published or dropped."""
-
-    group_id: str
-    n: int
-    rows: int
-    """Rows that were written: N, and more where rollouts have several segments; 0 when the group was dropped."""
-    valid: int
-    """Rollouts whose rows are valid."""
-    reasons: Mapping[str, int]
-    """Placeholder rows by reason."""
-    dropped: str | None
-    """Why the group was dropped instead of published; None when it was published."""
 
 
 def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,12 +42,18 @@ def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def publish_due(
-    lake: OwnedLake, *, groups: Sequence[str] | None = None, now: int | None = None, force_deadline: bool = False
+    lake: OwnedLake,
+    *,
+    groups: Sequence[str] | None = None,
+    now: int | None = None,
+    force_deadline: bool = False,
+    judges: Judges | None = None,
 ) -> list[PublishedGroup]:
     """Publish every group that is due, or those of `groups` that are.
 
     A group is due when all its rollouts have ended, or its deadline has passed at `now` (microseconds since the epoch;
-    default: the clock). `force_deadline` takes the deadline as passed. Raises `NotFound` for an unknown group.
+    default: the clock). `force_deadline` takes the deadline as passed. `judges`: who judges them; default: this
+    process. Raises `NotFound` for an unknown group.
     """
     with _publishing:
         now = now_us() if now is None else now
@@ -74,9 +62,19 @@ def publish_due(
         _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)
         due = [row[0] for row in lake.sql(sql.read("reads/due_groups"), [wanted]).fetchall()]
         published: list[PublishedGroup] = []
-        for start in range(0, len(due), _GROUPS_AT_ONCE):
-            published += _publish(lake, due[start : start + _GROUPS_AT_ONCE], policy, now)
+        for judgement in (judges or _here(lake))(due, now=now, upto=lake.lineage.head):
+            _write(lake, judgement, policy, now)
+            published += judgement.groups
         return published
+
+
+def _here(lake: OwnedLake) -> Judges:
+    """Judging in this process, each shard when it is asked for."""
+
+    def judges(due: Sequence[str], *, now: int, upto: int) -> Iterator[Judgement]:  # noqa: ARG001  # its own events
+        return (judge(lake, shard, now) for shard in shards(due))
+
+    return judges
 
 
 def _known(lake: OwnedLake, groups: Sequence[str] | None) -> list[str] | None:
@@ -105,62 +103,28 @@ def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: flo
         lake.lineage.append_many(events)
 
 
-def _publish(lake: OwnedLake, due: list[str], policy: Mapping[str, Any], now: int) -> list[PublishedGroup]:
-    rows, counts, drops = (
-        sql.read(f"reads/{name}") for name in ("rows_to_publish", "published_counts", "dropped_groups")
-    )
-    dropped: dict[str, dict[str, Any]] = {}
-    con = lake.connect(groups=due, query=rows + counts + drops)
-    try:
-        table = con.sql(rows, params=[now, due]).to_arrow_table()
-        table = table.select(ROW.names).cast(ROW)
-        con.register("due_rows", table)
-        verdicts = con.sql(counts, params=[due]).to_arrow_table().to_pylist()
-        absent = [verdict["group_id"] for verdict in verdicts if verdict["published"] == 0]
-        if absent:
-            found: list[dict[str, Any]] = con.sql(drops, params=[absent]).to_arrow_table().to_pylist()
-            dropped = {each["group_id"]: each for each in found}
-    finally:
-        con.close()
-    results: list[PublishedGroup] = []
-    for verdict in verdicts:
-        drop = dropped.get(verdict["group_id"])
-        if drop is None and verdict["published"] != verdict["n"]:
-            raise DamagedLake(
-                f"group {verdict['group_id']} in {lake.path} would publish rows of {verdict['published']} rollouts "
-                f"instead of {verdict['n']}: run `tokenlake audit`",
-                group_id=verdict["group_id"],
-            )
-        results.append(
-            PublishedGroup(
-                group_id=verdict["group_id"],
-                n=verdict["n"],
-                rows=verdict["published_rows"],
-                valid=verdict["valid"] if drop is None else drop["valid"],
-                reasons=json.loads(verdict["reasons"]),
-                dropped=None if drop is None else drop["drop_reason"],
-            )
-        )
-    kept = [result.group_id for result in results if result.dropped is None]
+def _write(lake: OwnedLake, judgement: Judgement, policy: Mapping[str, Any], now: int) -> None:
+    """Write down what was judged: rows first, then the events that make them count."""
+    kept = [group.group_id for group in judgement.groups if group.dropped is None]
     segment = None
     if kept:
-        segment = lake.write_rows(table.filter(pc.is_in(table.column("group_id"), pa.array(kept))))
+        rows = judgement.rows
+        segment = lake.write_rows(rows.filter(pc.is_in(rows.column("group_id"), pa.array(kept))))
     settled = json.dumps(dict(policy), sort_keys=True)
     lake.lineage.append_many(
         [
-            {"group_id": verdict["group_id"], "n": verdict["n"], "cutoff_at": now, "detail": settled}
+            {"group_id": group.group_id, "n": group.n, "cutoff_at": now, "detail": settled}
             | (
                 {
                     "event_type": "group_published",
                     "segment": segment,
-                    "weight_version": verdict["group_min_wv"],
-                    "weight_version_end": verdict["group_max_wv"],
+                    "weight_version": group.group_min_wv,
+                    "weight_version_end": group.group_max_wv,
                 }
-                if result.dropped is None
-                else {"event_type": "group_dropped", "reason": result.dropped}
+                if group.dropped is None
+                else {"event_type": "group_dropped", "reason": group.dropped}
             )
-            for verdict, result in zip(verdicts, results, strict=True)
+            for group in judgement.groups
         ]
     )
     lake.lineage.anchor()
-    return results

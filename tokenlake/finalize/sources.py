@@ -58,12 +58,16 @@ class LakeSource:
 
     def rows(self, groups: Sequence[str]) -> pa.Table:
         """As `Source` says. Raises `NotFound` for a group that is not published, `DamagedLake` for missing rows."""
+        return self._reader.read(self.places(groups))
+
+    def places(self, groups: Sequence[str]) -> list[tuple[str, int, int]]:
+        """Where the rows of these groups are, as `RowReader` takes it: group, number of its file, N."""
         found = self._lake.sql(sql.read("reads/ready_segments"), [list(groups)]).fetchall()
         places = {row[0]: row for row in found}
         for name in groups:
             if name not in places:
                 raise NotFound(f"group {name} is not published in {self._lake.path}", group_id=name)
-        return self._reader.read([places[name] for name in groups])
+        return [places[name] for name in groups]
 
     def versions(self, groups: Sequence[str]) -> list[dict[str, Any]]:
         """As `Source` says."""

@@ -215,6 +215,11 @@ class LineageLog:
         """Every durable event of this log in order, for a fold; non-NULL columns only, times in microseconds."""
         return read_events(self._root, self.writer)
 
+    @property
+    def head(self) -> int:
+        """Number of the last durable event; -1: there is none."""
+        return self._end[0]
+
     def anchor(self) -> None:
         """Write down the head of the chain, so that a log cut before it is seen to be short."""
         check_process(self._pid, self._what)

@@ -55,12 +55,13 @@ class Lake:
         """A connection of the caller's own to the locked database, with the views that `query` names."""
         return self._index(locked=True).cursor(query=query)
 
-    def connect(self, *, groups: Sequence[str] | None = None) -> duckdb.DuckDBPyConnection:
+    def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection of the caller's own, with all relations, views and functions; closing it is theirs too.
 
-        With `groups` the relations hold only these groups and what belongs to none: one group costs one group.
+        With `groups` the relations hold only these groups and what belongs to none: one group costs one group. With
+        `query` it is only sure to have the views that this text names, which is quicker.
         """
-        return self._index(locked=False).cursor(groups)
+        return self._index(locked=False).cursor(groups, query=query)
 
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""

@@ -1,0 +1,84 @@
+"""Ready rows as a Ray Data dataset: tasks on any node map the row files and read their share, when it is asked for.
+
+The caller's process looks up which file holds which group and reads no row. The lake's folder has to be the same one on
+every node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tokenlake.errors import ConfigError, MissingExtra
+from tokenlake.finalize.sources import LakeSource
+from tokenlake.store.rowreader import RowReader
+from tokenlake.store.schema import ROW
+
+try:
+    import ray.data
+    from ray.data.block import BlockMetadata
+except ImportError as error:
+    raise MissingExtra("a Ray Data dataset needs Ray: pip install 'tokenlake[ray]'") from error
+
+__all__ = ["read_rows"]
+
+_Places = Sequence[tuple[str, int, int]]
+
+
+def read_rows(
+    path: str | os.PathLike[str],
+    *,
+    purpose: str | None = "train",
+    groups: Sequence[str] | None = None,
+    groups_per_block: int = 16,
+) -> Any:
+    """A `ray.data.Dataset` of ready rows with the columns of a row, lazily read.
+
+    `purpose`: `train`, `eval`, or None for both, of what is published now; `groups`: these and no others. A block is
+    `groups_per_block` whole groups; Ray Data may cut one that is larger than its own bound. Raises `NotFound` for a
+    group that is not published; `DamagedLake` where rows are missing, when they are read.
+    """
+    if groups_per_block < 1:
+        raise ConfigError("groups_per_block must be at least 1")
+    root = Path(path).absolute()
+    with contextlib.closing(LakeSource(root)) as source:
+        places = source.places(source.groups(purpose) if groups is None else groups)
+    blocks = [places[start : start + groups_per_block] for start in range(0, len(places), groups_per_block)]
+    return ray.data.read_datasource(_Rows(root, blocks or [[]]))
+
+
+class _Rows(ray.data.Datasource):
+    """Blocks of groups, given by where their rows lie."""
+
+    def __init__(self, root: Path, blocks: Sequence[_Places]) -> None:
+        super().__init__()
+        self._root = root
+        self._blocks = blocks
+
+    def get_name(self) -> str:
+        """What Ray calls it."""
+        return "Tokenlake"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """As Ray asks: nobody knows before the files are opened."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
+        """At most `parallelism` tasks, each of which makes blocks that follow one another."""
+        size = -(-len(self._blocks) // max(parallelism, 1))
+        about = BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None, input_files=None)
+        return [
+            ray.data.ReadTask(partial(_read, self._root, self._blocks[start : start + size]), about, schema=ROW)
+            for start in range(0, len(self._blocks), size)
+        ]
+
+
+def _read(root: Path, blocks: Sequence[_Places]) -> Iterator[pa.Table]:
+    reader = RowReader(root)
+    return (reader.read(places) for places in blocks)
