@@ -3,7 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := demo,dev,serve,torch
+EXTRAS := demo,dev,ray,serve,torch
 # The release the embedded engine is tested with. pip's own settings choose between its CPU and GPU builds.
 TORCH := torch==2.13.0
 JOBS ?= 2
@@ -36,7 +36,7 @@ demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture,
 	@$(BIN)/tokenlake demo $(ARGS)
 
 train: $(STAMP) ## asynchronous GRPO on the embedded model, over captured rows and over text (ARGS="--seeds 3")
-	@$(BIN)/python -m tokenlake.api.demo.train $(ARGS)
+	@$(BIN)/python examples/grpo_tiny.py $(ARGS)
 
 test: $(STAMP) ## every test (ARGS="tests/store -k torn")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)

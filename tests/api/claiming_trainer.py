@@ -1,7 +1,8 @@
-"""A trainer as a process of its own, to be killed anywhere: `claiming_trainer.py URL TOKEN CHECKPOINT_FILE`.
+"""A trainer as a process of its own, to be killed anywhere: `claiming_trainer.py URL TOKEN CHECKPOINT_FILE GROUPS`.
 
 It keeps to the protocol of docs/training.md: write the checkpoint, then consume; when it starts again, consume what its
-checkpoint holds, then rewind to it. A line is printed before and after everything that can be interrupted.
+checkpoint holds, then rewind to it. It ends once it has trained on as many groups as there will ever be. A line is
+printed before and after everything that can be interrupted.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ def consume(client: Client, state: dict[str, Any]) -> None:
     insist(lambda: client.consume(state["claim_id"], checkpoint=f"step-{state['step']}"))
 
 
-def train(client: Client, file: Path) -> None:
+def train(client: Client, file: Path, groups: int) -> None:
     state: dict[str, Any] = {"step": 0, "rows": [], "groups": [], "claim_id": None}
     if file.exists():
         state = json.loads(file.read_text())
         consume(client, state)
     checkpoint = f"step-{state['step']}" if state["step"] else None
     insist(lambda: client.rewind("t", checkpoint=checkpoint))
-    while True:
+    while len(state["groups"]) < groups:
         key = uuid4().hex
         say("claiming")
         claim = insist(lambda key=key: client.claim("t", groups=2, idempotency_key=key))
         say("claimed")
         if not claim["groups"]:
-            return
+            continue
         for group in claim["groups"]:
             table, _ = insist(lambda group=group: client.rows(group_id=group["group_id"]))
             state["rows"] += table.column("sample_id").to_pylist()
@@ -71,7 +72,7 @@ def train(client: Client, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    url, token, name = sys.argv[1:]
+    url, token, name, number = sys.argv[1:]
     with Client(url, token, retry_s=RETRY_S) as made:
-        train(made, Path(name))
+        train(made, Path(name), int(number))
     os._exit(0)

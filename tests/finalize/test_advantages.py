@@ -60,13 +60,13 @@ def in_sql(groups: Groups, seed: int) -> list[dict[str, Any]]:
         for segment in range(segments)
     ]
     random.Random(seed).shuffle(given_rows)
-    con = _connected()
+    con = connected()
     con.register("ready_rows", pa.Table.from_pylist(given_rows, SCHEMA))
     return con.sql("SELECT * FROM advantages").to_arrow_table().to_pylist()
 
 
 @cache
-def _connected() -> duckdb.DuckDBPyConnection:
+def connected() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     con.register("ready_rows", SCHEMA.empty_table())
     for name in ("ordered_sum", "advantages"):

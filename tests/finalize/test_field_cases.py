@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import random
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 
 from tests.finalize.conftest import Field, Record, call, group
-from tests.finalize.test_advantages import KINDS, Groups, in_sql, in_torch
+from tests.finalize.test_advantages import KINDS, SCHEMA, connected
 from tokenlake.finalize import RowLoader
 from tokenlake.finalize.advantages import group_advantages, trained_tokens
 from tokenlake.finalize.publish import publish_due
@@ -102,17 +103,35 @@ def test_b43_all_dead_is_a_group_of_placeholders(field: Field) -> None:
 
 
 def test_ten_thousand_random_groups_are_worth_the_same_in_sql_and_torch() -> None:
-    draw = random.Random(7)
-    count = 10_000 if os.environ.get("TOKENLAKE_TEST_LONG") else 2_000
-    kinds = [
-        lambda: None,
-        lambda: float(draw.random() < 0.5),
-        lambda: draw.uniform(-9, 9),
-        lambda: draw.choice([0.1, 0.3]),
-    ]
-    groups: Groups = [
-        [(draw.choice(kinds)(), draw.choice([1, 1, 1, 3])) for _ in range(draw.randint(1, 8))] for _ in range(count)
-    ]
-    rows = in_sql(groups, 7)
+    draw = np.random.default_rng(7)
+    of_rollout = np.repeat(np.arange(10_000), draw.integers(1, 9, 10_000))
+    count = len(of_rollout)
+    kinds = np.stack([np.full(count, np.nan), draw.integers(0, 2, count), draw.uniform(-9, 9, count)])
+    kinds = np.concatenate([kinds, draw.choice([0.1, 0.3], (1, count))])
+    segments = draw.choice([1, 1, 1, 3], count)
+    rollout = np.repeat(np.arange(count), segments)
+    order = draw.permutation(len(rollout))
+    rollout, segment = (
+        rollout[order],
+        (np.arange(len(rollout)) - np.repeat(segments.cumsum() - segments, segments))[order],
+    )
+    reward = kinds[draw.integers(0, 4, count), np.arange(count)][rollout]
+    rows = {
+        "group_id": of_rollout[rollout].astype(str),
+        "rollout_id": rollout.astype(str),
+        "sample_id": np.arange(len(rollout)).astype(str),
+        "segment_index": segment,
+        "sample_mask": ~np.isnan(reward),
+        "reward": reward,
+        "sampled_tokens": np.ones(len(rollout)),
+    }
+    con = connected()
+    con.register("ready_rows", pa.table({name: pa.array(rows[name], from_pandas=True) for name in rows}).cast(SCHEMA))
+    found = con.sql("SELECT * FROM advantages ORDER BY sample_id::INTEGER").to_arrow_table()
+    given = [torch.from_numpy(rows[name]) for name in ("reward", "sample_mask")]
     for name, how in KINDS.items():
-        assert [row[name].hex() for row in rows] == [value.hex() for value in in_torch(rows, **how)]
+        worth = group_advantages(
+            *given, torch.from_numpy(of_rollout[rollout]), segment_index=torch.from_numpy(segment), **how
+        )
+        assert worth.numpy().tobytes() == found[name].to_numpy().tobytes()
+        assert np.count_nonzero(worth) > count / 2

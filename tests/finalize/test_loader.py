@@ -19,7 +19,8 @@ from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings
 from tokenlake.errors import ConfigError, DamagedLake, EngineFailed, NotFound, TokenlakeError
 from tokenlake.finalize import RowLoader
-from tokenlake.finalize.tensors import Batch, next_token
+from tokenlake.finalize.sources import LakeSource
+from tokenlake.finalize.tensors import Batch, _arrays, next_token
 from tokenlake.store.lake import OwnedLake
 
 NAMES = [f"g{number}" for number in range(7)]
@@ -60,6 +61,19 @@ def test_a_batch_is_whole_groups_padded_with_what_the_row_says(path: Path) -> No
     assert first["weight_version_min"].tolist() == [7, -1, 7] * 2
     assert first["group_index"].tolist() == [0, 0, 0, 1, 1, 1]
     assert first["reasons"] == [None, "environment_failed", None] * 2
+
+
+@pytest.mark.parametrize("name", ["input_ids", "token_mask", "logprobs"])
+def test_a_rows_array_is_the_file_itself_until_it_is_copied_into_a_batch(path: Path, name: str) -> None:
+    source = LakeSource(path)
+    arrays = _arrays(source.rows(NAMES).column(name))
+    files = {str(file) for file in (path / "rows").glob("*.arrow")}
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [[int(end, 16) for end in line[0].split("-")] for line in maps if line[-1] in files]
+    for array in arrays:
+        assert any(first <= array.ctypes.data < last for first, last in mapped)
+    assert sum(len(array) for array in arrays) == 7 * (3 + 2 + 5)
+    source.close()
 
 
 def test_groups_come_once_in_the_order_of_publication_or_of_the_seed(path: Path) -> None:

@@ -31,7 +31,13 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "retain_until": get_args(RetainUntil),
 }
 """Settings that are one of some words."""
-_WHOLE = ("finalizer_actors", "pin_top_k", "rollout_requests_per_minute", "service_requests_per_minute", "retain_versions")
+_WHOLE = (
+    "finalizer_actors",
+    "pin_top_k",
+    "rollout_requests_per_minute",
+    "service_requests_per_minute",
+    "retain_versions",
+)
 
 
 def _about(owner: str, unit: str, sentence: str) -> dict[str, str]:

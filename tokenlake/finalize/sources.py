@@ -18,6 +18,7 @@ __all__ = ["LakeSource", "ServiceSource", "Source"]
 
 _STREAM = "application/vnd.apache.arrow.stream"
 _PAGE = 5000
+_Place = tuple[str, int, int]
 
 
 class Source(Protocol):
@@ -50,24 +51,29 @@ class LakeSource:
     def __init__(self, path: Path) -> None:
         self._lake = Lake(path)
         self._reader = RowReader(path)
+        self._places: dict[str, _Place] = {}
 
     def groups(self, purpose: str | None) -> list[str]:
         """As `Source` says."""
         self._lake.refresh()
-        return [row[0] for row in self._lake.sql(sql.read("reads/ready_groups"), [purpose]).fetchall()]
+        found = self._lake.sql(sql.read("reads/ready_groups"), [purpose]).fetchall()
+        self._places.update((place[0], place) for place in found)
+        return [place[0] for place in found]
 
     def rows(self, groups: Sequence[str]) -> pa.Table:
         """As `Source` says. Raises `NotFound` for a group that is not published, `DamagedLake` for missing rows."""
         return self._reader.read(self.places(groups))
 
-    def places(self, groups: Sequence[str]) -> list[tuple[str, int, int]]:
+    def places(self, groups: Sequence[str]) -> list[_Place]:
         """Where the rows of these groups are, as `RowReader` takes it: group, number of its file, N."""
-        found = self._lake.sql(sql.read("reads/ready_segments"), [list(groups)]).fetchall()
-        places = {row[0]: row for row in found}
-        for name in groups:
-            if name not in places:
+        unknown = [name for name in groups if name not in self._places]
+        if unknown:
+            found = self._lake.sql(sql.read("reads/ready_segments"), [unknown]).fetchall()
+            self._places.update((place[0], place) for place in found)
+        for name in unknown:
+            if name not in self._places:
                 raise NotFound(f"group {name} is not published in {self._lake.path}", group_id=name)
-        return [places[name] for name in groups]
+        return [self._places[name] for name in groups]
 
     def versions(self, groups: Sequence[str]) -> list[dict[str, Any]]:
         """As `Source` says."""
