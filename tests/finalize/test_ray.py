@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -12,10 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.api.scripted_engine import ScriptedEngine
 from tests.finalize.conftest import Field, group
 from tokenlake import errors
+from tokenlake.api.cli import main
+from tokenlake.api.client import Client
+from tokenlake.api.serve import embedded
+from tokenlake.api.service import Service
+from tokenlake.api.settings import Environment, Settings
 from tokenlake.errors import ConfigError, DamagedLake, Deadline, NotFound, TokenlakeError
-from tokenlake.finalize import judge
+from tokenlake.finalize import judge, publish
 from tokenlake.finalize.publish import publish_due, set_policy
 from tokenlake.store.rowreader import RowReader
 from tokenlake.store.schema import ROW
@@ -29,6 +36,7 @@ pytestmark = [
     # Ray leaves sockets and files to the garbage collector, and warns of its own future.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ray.md"
 NAMES = [f"g{number}" for number in range(6)]
 CLOCK = 2_000_000_000_000_000
 
@@ -133,11 +141,32 @@ def test_ready_rows_are_read_by_tasks_each_once_and_not_by_the_caller(
         found = pa.concat_tables(rows.iter_batches(batch_size=None, batch_format="pyarrow"))
     wanted = due.lake.sql(f"SELECT {', '.join(ROW.names)} FROM ready_rows").to_arrow_table()
     assert found.sort_by("sample_id").to_pylist() == wanted.sort_by("sample_id").to_pylist()
-    assert read_rows(due.path, groups=["g3"]).count() == 3
+    example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1]
+    exec(compile(example, str(PAGE), "exec"), names := {"path": due.path})
+    assert sorted(row["tokens"] for row in names["lengths"].take_all()) == sorted(
+        map(len, found["input_ids"].to_pylist())
+    )
     damaged = shutil.copytree(due.path, tmp_path / "damaged")
     (damaged / "rows" / "000000.arrow").unlink()
     with pytest.raises(DamagedLake, match="cannot be read"):
         read_rows(damaged).materialize()
+
+
+def test_the_command_and_the_service_have_actors_judge_where_they_are_told_to(
+    nodes: set[str], field: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(publish, "judge")
+    field.add(*group("g", [1.0, None]), {"type": "group", "group_id": "h", "n": 1})
+    field.lake.close()
+    assert main(["finalize", "--lake", str(field.path), "--actors", "1"]) == 0
+    field.restart()
+    settings = Settings(finalizer_actors=1, control_deadline_s=120)
+    environment = Environment(token="t", token_given=True, capability_key=None, state_dir=tmp_path / "state")
+    service = Service(field.lake, ScriptedEngine(), settings, environment)  # type: ignore[arg-type]
+    with embedded(service) as running, Client(running.url, "t", deadline_s=120) as client:
+        client.fail("h_g0", reason="environment_failed")
+        assert client.publish("h")["n"] == 1
+    assert field.rows("SELECT group_id, state FROM groups ORDER BY ALL") == [("g", "published"), ("h", "published")]
 
 
 def test_what_does_not_fit_is_refused_before_ray_is_asked(due: Field) -> None:
