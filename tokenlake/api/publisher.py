@@ -122,9 +122,15 @@ class Publisher:
                 self._close(self._control.groups[name], closing=True)
             began = time.monotonic()
             try:
-                how = {"groups": names, "force_deadline": force_deadline, "judges": self.judges}
                 with self._traces.span("publish", group_ids=" ".join(names)):
-                    done = await asyncio.to_thread(publish_due, self._lake, now=now_us(), **how)
+                    done = await asyncio.to_thread(
+                        publish_due,
+                        self._lake,
+                        groups=names,
+                        now=now_us(),
+                        force_deadline=force_deadline,
+                        judges=self.judges,
+                    )
             finally:
                 for name in names:
                     self._close(self._control.groups[name], closing=False)
