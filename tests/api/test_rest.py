@@ -198,10 +198,8 @@ def test_every_answer_is_of_what_was_asked_by_many_at_once(door: Door) -> None:
         rows = door.request("GET", f"/api/v1/rows?group_id={name}").json()["rows"]
         asked = {"sql": "SELECT ? AS mine, any_value(group_id) FROM groups WHERE group_id = ?", "params": [name, name]}
         (said,) = door.post("/api/v1/sql", asked).json()["rows"]
-        states = [door.request("GET", f"/api/v1/rollouts/{name}_g{place}").json()["rollout_id"] for place in range(2)]
-        return (*states, *said.values(), *(row["sample_id"] for row in rows))
+        return (*said.values(), *(row["sample_id"] for row in rows))
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(ask, range(12)))
-    expected = [(f"{name}_g0", f"{name}_g1", name, name, f"{name}_g0", f"{name}_g1") for name in names]
-    assert found == expected * 4
+        found = list(pool.map(ask, range(6)))
+    assert found == [(name, name, f"{name}_g0", f"{name}_g1") for name in names] * 2

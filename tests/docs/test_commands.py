@@ -64,7 +64,7 @@ def test_the_queries_of_the_lines_run(tmp_path: Path) -> None:
         queries = [words[-1] for (words,) in (line.values for line in LINES) if words[0] == "sql"]
         for query in queries:
             lake.sql(query).fetchall()
-    assert len(queries) > 4
+    assert len(queries) > 2
 
 
 @pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sh")), ids=lambda path: path.name)
