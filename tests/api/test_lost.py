@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 
@@ -115,7 +114,7 @@ def test_a_stream_that_broke_is_asked_for_again_with_its_key(door: Door, speaker
     door.engine.answers = [THINKING]
     keyed = {"extra_headers": {"Idempotency-Key": "k"}}
     with lossy(door, rollout, 0.8) as way:
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(Exception, match=r"peer closed|Connection error"):  # each SDK names it otherwise
             speaker(door, way, max_retries=2).say([ASK], stream=True, **keyed)
         door.agents.close()
     wait_for(door, lambda: len(door.events("call_committed")) == 1)
