@@ -83,6 +83,11 @@ def finalizers(raylet: int) -> list[int]:
     return found
 
 
+def trained(file: Path) -> int:
+    """How many groups are in the trainer's checkpoint."""
+    return len(json.loads(file.read_text())["groups"]) if file.exists() else 0
+
+
 def kill_at_random(lake: Path, folder: Path, seed: int, kills: int, raylet: int | None = None) -> Counter[str]:
     """Train on every group of the lake, and on one more for every other kill, and look at what was trained."""
     draw = random.Random(seed)
@@ -104,6 +109,9 @@ def kill_at_random(lake: Path, folder: Path, seed: int, kills: int, raylet: int 
             while killed.total() < kills:
                 for _ in range(draw.randint(1, 5)):
                     trainer.line()
+                if draw.random() < 0.4 and trained(file) < len(NAMES) + killed.total() // 2:
+                    while trainer.line() not in ("consumed\n", ""):
+                        continue
                 actors = [] if raylet is None else finalizers(raylet)
                 victim = draw.choice(["trainer", "service", *(["actor"] if actors else [])])
                 if victim == "actor":

@@ -156,7 +156,7 @@ def test_the_command_and_the_service_have_actors_judge_where_they_are_told_to(
     nodes: set[str], field: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(publish, "judge")
-    field.add(*group("g", [1.0, None]), {"type": "group", "group_id": "h", "n": 1})
+    field.add(*group("g", [1.0, None]))
     field.lake.close()
     assert main(["finalize", "--lake", str(field.path), "--actors", "1"]) == 0
     field.restart()
@@ -164,8 +164,8 @@ def test_the_command_and_the_service_have_actors_judge_where_they_are_told_to(
     environment = Environment(token="t", token_given=True, capability_key=None, state_dir=tmp_path / "state")
     service = Service(field.lake, ScriptedEngine(), settings, environment)  # type: ignore[arg-type]
     with embedded(service) as running, Client(running.url, "t", deadline_s=120) as client:
-        client.fail("h_g0", reason="environment_failed")
-        assert client.publish("h")["n"] == 1
+        client.register_group("h", 1)
+        assert client.publish("h")["reasons"] == {"never_sealed": 1}
     assert field.rows("SELECT group_id, state FROM groups ORDER BY ALL") == [("g", "published"), ("h", "published")]
 
 

@@ -57,7 +57,7 @@ class _Rows(ray.data.Datasource):
     """Blocks of groups, given by where their rows lie."""
 
     def __init__(self, root: Path, blocks: Sequence[_Places]) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]  # Ray is Any here
         self._root = root
         self._blocks = blocks
 

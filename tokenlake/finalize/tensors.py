@@ -172,13 +172,13 @@ def _laid_out(
             versions[sequence, start + run["begins"] : start + run["ends"]] = run["weight_version"]
     index = {group: number for number, group in enumerate(groups)}
     return Batch(
-        input_ids=_tensor(input_ids),
-        token_mask=_tensor(token_mask),
-        logprobs=_tensor(logprobs),
-        weight_versions=_tensor(versions),
-        attention_mask=_tensor((rows > 0).astype(np.int64)),
-        position_ids=_tensor(positions),
-        sequence_ids=_tensor(rows),
+        input_ids=torch.as_tensor(input_ids),
+        token_mask=torch.as_tensor(token_mask),
+        logprobs=torch.as_tensor(logprobs),
+        weight_versions=torch.as_tensor(versions),
+        attention_mask=torch.as_tensor((rows > 0).astype(np.int64)),
+        position_ids=torch.as_tensor(positions),
+        sequence_ids=torch.as_tensor(rows),
         row_sequence=torch.tensor([place[0] for place in places], dtype=torch.int64),
         row_start=torch.tensor([place[1] for place in places], dtype=torch.int64),
         lengths=torch.tensor(lengths, dtype=torch.int64),
@@ -206,7 +206,3 @@ def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
         flat = chunk.values.to_numpy(zero_copy_only=True)
         arrays += [flat[begin:end] for begin, end in itertools.pairwise(chunk.offsets.to_pylist())]
     return arrays
-
-
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # untyped in torch
