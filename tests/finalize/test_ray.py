@@ -47,6 +47,7 @@ def nodes() -> Iterator[set[str]]:
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 2, "object_store_memory": 80_000_000, "resources": {"seat": 1}}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     cluster.add_node(**small)
     ray.init(address=cluster.address, log_to_driver=False)
