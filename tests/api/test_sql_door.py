@@ -153,8 +153,8 @@ def test_a_place_outside_the_lake_is_no_place(asked: CaseLake, tmp_path: Path) -
     lake = tokenlake.open(asked.path)
     try:
         ask = (
-            "SELECT tl_delta(?, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id) "
-            "IS NOT NULL FROM tl_places"
+            "SELECT tl_has_delta(?, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id) "
+            "FROM tl_places"
         )
         assert lake.sql(ask, [writer.name]).fetchall() == [(True,)]
         for name in (f"../deltas/{writer.name}", str(writer), "x" * 5000, "a\0b", "..", ""):

@@ -1,15 +1,17 @@
 """The functions behind the relations `deltas` and `rows`: from places to records, read from the bytes each time.
 
-`tl_delta` and `tl_row` give the record at a place, or NULL where there is no readable record of the key that the index
-says. Nothing is remembered: damage on disk changes what the views say. They are registered as volatile, so that a query
-which filters by a record and then uses it reads it once.
+`tl_has_delta` and `tl_has_row` say whether a place holds a readable record of the key that the index says; `tl_delta`
+and `tl_row` give it, or NULL. Nothing is remembered between queries: damage on disk changes what the views say. A query
+asks for the same vector twice, first whether the records are there and then for them, so a thread keeps what it decoded
+last for that moment.
 """
 
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -40,6 +42,10 @@ _INT, _LONG, _TEXT = sqltypes.INTEGER, sqltypes.BIGINT, sqltypes.VARCHAR
 _PLACE = {"segment": _INT, "byte_offset": _LONG, "byte_length": _INT, "batch_row": _INT}
 _DELTA_ARGUMENTS = {"writer": _TEXT, **_PLACE, "rollout_id": _TEXT, "attempt": _INT, "call_id": _TEXT}
 _ROW_ARGUMENTS = {**_PLACE, "sample_id": _TEXT, "segment_index": _INT}
+_MOMENT = 1.0
+"""Seconds that a thread keeps what it decoded last."""
+
+_MAX_KEPT = 128
 _MANY = 32
 """Fewer records than this are read one by one as fast."""
 
@@ -57,25 +63,42 @@ class Fetcher:
         """`moved` finds a record whose segment (the path below the lake) is gone because compaction replaced it."""
         self._maps = maps
         self._moved = moved
+        # By thread id: DuckDB's own threads get a new Python thread state, so no thread-local, with every call.
+        self._kept: dict[int, tuple[float, dict[_Place, _Found]]] = {}
         self.decoded = 0
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Make both functions known to a database; its cursors have them too."""
-        for name, read, arguments, schema in (
-            ("tl_delta", self._deltas, _DELTA_ARGUMENTS, DELTA),
-            ("tl_row", self._rows, _ROW_ARGUMENTS, ROW),
-        ):
-            give = partial(self._give, read, schema)
-            add_function(con, name, give, arguments, sql_type(pa.struct(list(schema))), volatile=True)
+        """Make the four functions known to a database; its cursors have them too."""
+        boolean = sqltypes.BOOLEAN
+        add_function(con, "tl_has_delta", lambda *c: self._has(self._deltas, c), _DELTA_ARGUMENTS, boolean)
+        add_function(con, "tl_has_row", lambda *c: self._has(self._rows, c), _ROW_ARGUMENTS, boolean)
+        delta, row = pa.struct(list(DELTA)), pa.struct(list(ROW))
+        add_function(con, "tl_delta", lambda *c: self._give(self._deltas, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
+        add_function(con, "tl_row", lambda *c: self._give(self._rows, c, ROW), _ROW_ARGUMENTS, sql_type(row))
 
     def deltas(self, places: Sequence[_Place]) -> pa.ChunkedArray:
         """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
         return _assemble(self._deltas(places, {}), DELTA)
 
-    def _give(self, read: _Read, schema: pa.Schema, *columns: pa.ChunkedArray) -> pa.ChunkedArray:
-        places = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        places = _places(columns)
+        found = read(places, {})
+        if len(self._kept) > _MAX_KEPT:
+            self._kept = {}
+        self._kept[threading.get_ident()] = (time.monotonic(), dict(zip(places, found, strict=True)))
         self.decoded += len(places)
-        return _assemble(read(places, {}), schema)
+        return pa.array([each is not None for each in found], pa.bool_())
+
+    def _give(self, read: _Read, columns: Sequence[pa.ChunkedArray], schema: pa.Schema) -> pa.ChunkedArray:
+        places = _places(columns)
+        since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
+        if time.monotonic() - since > _MOMENT:
+            kept = {}
+        missing = [place for place in places if place not in kept]
+        if missing:
+            kept = kept | dict(zip(missing, read(missing, {}), strict=True))
+            self.decoded += len(missing)
+        return _assemble([kept[place] for place in places], schema)
 
     def _deltas(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
         """The records at places: those of one segment at once if there are many and they are plain, else one by one."""
@@ -120,10 +143,11 @@ class Fetcher:
             mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
             if mapped is not None:
                 batch, keys = self._batch(mapped, places[0][:4], DELTA, _DELTA_KEY, batches)
-                first = places[0][4]
-                stretch = keys[first : first + len(places)]
-                if stretch == [place[5:] for place in places] and batch is not None:
-                    return [(batch, row) for row in range(first, first + len(places))]
+                rows = range(places[0][4], places[0][4] + len(places))
+                if batch is not None and [
+                    (row, *key) for row, key in zip(rows, keys[rows.start : rows.stop], strict=False)
+                ] == [place[4:] for place in places]:
+                    return [(batch, row) for row in rows]
         return [self._delta(place, batches) for place in places]
 
     def _rows(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
@@ -199,6 +223,10 @@ class Fetcher:
 _Batches = dict[Any, Any]
 """What one call has opened: maps by name, batches by place."""
 _Read = Callable[[Sequence[_Place], _Batches], list[_Found]]
+
+
+def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:

@@ -19,13 +19,11 @@ def add_function(
     function: Callable[..., Any],
     parameters: Mapping[str, Any],
     returns: Any,
-    *,
-    volatile: bool = False,
 ) -> None:
     """Register `function`, which takes one `pa.ChunkedArray` a parameter and sees NULLs, under `name`.
 
     `parameters` maps names to DuckDB types; `returns` is the DuckDB type of the Arrow array that comes back. Cursors of
-    the connection have the function too. DuckDB may repeat and move a call within a query, unless it is `volatile`.
+    the connection have the function too.
     """
 
     def vector(*columns: pa.ChunkedArray) -> Any:
@@ -34,12 +32,4 @@ def add_function(
     # DuckDB counts the parameters of the callable.
     kind = inspect.Parameter.POSITIONAL_ONLY
     vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
-    con.create_function(
-        name,
-        vector,
-        list(parameters.values()),
-        returns,
-        type=ARROW,
-        null_handling=SPECIAL,
-        side_effects=volatile,
-    )
+    con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)

@@ -11,7 +11,9 @@ WITH fetched AS (
         call_id,
         tl_delta(writer, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id) AS record
     FROM tl_places
-    WHERE NOT shadowed
+    WHERE
+        NOT shadowed
+        AND tl_has_delta(writer, segment, byte_offset, byte_length, batch_row, rollout_id, attempt, call_id)
 )
 
 SELECT
@@ -40,5 +42,4 @@ SELECT
     record.token_ids AS token_ids,
     record.token_mask AS token_mask,
     record.logprobs AS logprobs
-FROM fetched
-WHERE record IS NOT NULL;
+FROM fetched;

@@ -12,6 +12,7 @@ WITH fetched AS (
         segment,
         tl_row(segment, byte_offset, byte_length, batch_row, sample_id, segment_index) AS record
     FROM tl_rows
+    WHERE tl_has_row(segment, byte_offset, byte_length, batch_row, sample_id, segment_index)
 )
 
 SELECT
@@ -44,5 +45,4 @@ SELECT
     record.token_mask AS token_mask,
     record.logprobs AS logprobs,
     segment
-FROM fetched
-WHERE record IS NOT NULL;
+FROM fetched;
