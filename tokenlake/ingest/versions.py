@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-__all__ = ["Versions", "stamped", "version_of"]
+from tokenlake.errors import Conflict, InvalidInput
+
+__all__ = ["Versions", "next_version", "stamped", "version_of"]
 
 
 class Versions(NamedTuple):
@@ -31,3 +33,15 @@ def stamped(spans: Sequence[tuple[object, int, int]]) -> Versions:
         return Versions(None, None, None)
     whole = all(version is not None for version, _, _ in known)
     return Versions(known[0][0], known[-1][0], cast("list[tuple[int, int, int]]", known) if whole else None)
+
+
+def next_version(said: object, loaded: int | None) -> int:
+    """The version of the weights that a trainer says it has loaded.
+
+    Raises `InvalidInput` where it is none, and `Conflict` where it goes back.
+    """
+    if type(said) is not int or not 0 <= said < 2**63:
+        raise InvalidInput("version must be a whole number, 0 or more", field="version")
+    if loaded is not None and said < loaded:
+        raise Conflict(f"version {said} is older than {loaded}")
+    return said

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
+from tokenlake.errors import Conflict, InvalidInput
 from tokenlake.ingest.capture_ask import CALL_PATH, CAPTURE_PATH, WEIGHTS_PATH
-from tokenlake.ingest.versions import version_of
+from tokenlake.ingest.versions import next_version, version_of
 from tokenlake.ingest.vllm.worker import CaptureWorker
 
 __all__ = ["router"]
@@ -45,13 +46,14 @@ async def call(raw_request: Request) -> Response:
 @router.put(WEIGHTS_PATH)
 async def weights(raw_request: Request) -> JSONResponse:
     """The trainer says which version the weights are that it has loaded here; never backwards."""
-    version = (await _object(raw_request)).get("version")
     worker = _worker(raw_request)
-    if type(version) is not int or not 0 <= version < 2**63:
-        return _error(400, "version must be a whole number, 0 or more")
-    loaded = version_of((await worker.health())["weights"])
-    if loaded is not None and version < loaded:
-        return _error(409, f"version {version} is older than {loaded}")
+    said = (await _object(raw_request)).get("version")
+    try:
+        version = next_version(said, version_of((await worker.health())["weights"]))
+    except InvalidInput as error:
+        return _error(400, error.message)
+    except Conflict as error:
+        return _error(409, error.message)
     await worker.relabel(version)
     return JSONResponse(await worker.health())
 
