@@ -1,4 +1,4 @@
-"""What a worker says of itself: asked of vLLM's own objects once, before the first call."""
+"""What a worker over vLLM says of itself: asked of vLLM's own objects once, before the first call."""
 
 from __future__ import annotations
 
@@ -6,40 +6,19 @@ import hashlib
 import json
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.engine import LogprobMode
+from tokenlake.ingest.routed_experts import Routing
 from tokenlake.ingest.upstream.template import UpstreamTemplate
+from tokenlake.ingest.worker_facts import WorkerFacts
 
-__all__ = ["WorkerFacts", "read_facts", "stop_ids_of"]
+__all__ = ["read_facts", "read_routing", "stop_ids_of"]
 
 _MODES: dict[str, LogprobMode] = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 _QUESTION = {"role": "user", "content": "Probe x"}
 _ANSWER = {"role": "assistant", "content": "Probe y"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """One worker and the model that it serves."""
-
-    worker_id: str
-    """Also the writer of its deltas."""
-    lake_id: str
-    model: str
-    max_model_len: int
-    stop_ids: tuple[int, ...]
-    pad_id: int
-    vocab_size: int
-    logprob_mode: LogprobMode
-    opens_thinking: bool
-    """The template's generation prompt ends inside a think block, so that a sampled text starts there."""
-    parses: bool
-    """Whether vLLM reads tool calls or reasoning; where it reads neither, the gate does."""
-    parses_tools: bool
-    tokenizer_digest: str
-    template_digest: str
 
 
 def stop_ids_of(engine: Any) -> tuple[int, ...]:
@@ -50,6 +29,18 @@ def stop_ids_of(engine: Any) -> tuple[int, ...]:
     for given in (stated, more):
         ids += given if isinstance(given, list) else [given]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def read_routing(engine: Any) -> Routing | None:
+    """How the model routes, where the engine was asked to give it (`--enable-return-routed-experts`)."""
+    if not engine.vllm_config.aux_output_config.enable_return_routed_experts:
+        return None
+    model = engine.model_config
+    return Routing(
+        layers=model.get_total_num_hidden_layers(),
+        per_token=model.get_num_experts_per_tok(),
+        experts=model.get_num_experts(),
+    )
 
 
 def read_facts(

@@ -25,10 +25,11 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.capture import CaptureCore
+from tokenlake.ingest.parent import end_with_parent
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.prompter import Prompter
 from tokenlake.ingest.shared_deltas import SharedDeltas
-from tokenlake.ingest.vllm.facts import read_facts, stop_ids_of
+from tokenlake.ingest.vllm.facts import read_facts, read_routing, stop_ids_of
 from tokenlake.ingest.vllm.routes import router
 from tokenlake.ingest.vllm.template import WorkerTemplate
 from tokenlake.ingest.vllm.worker import CaptureWorker
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging_from_args(served)
     validate_parsed_serve_args(served)
     create_lake(arguments.lake)
+    if arguments.with_parent:
+        end_with_parent()
     uvloop.run(_serve(served, arguments))
     return 0
 
@@ -118,4 +121,6 @@ async def _worker(
         tokenizer=(await state.serving_tokenization.get_tokenizer_info()).model_dump(),
     )
     prompter = Prompter(template, Prefixes(deltas, arguments.prefix_cache_bytes), lambda: None)
-    return CaptureWorker(facts=facts, chat=chat, prompter=prompter, capture=CaptureCore(writer))
+    return CaptureWorker(
+        facts=facts, chat=chat, prompter=prompter, capture=CaptureCore(writer), routing=read_routing(engine)
+    )

@@ -16,6 +16,7 @@ from vllm.exceptions import RetryableRequestError
 
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.prompter import Prompt
+from tokenlake.ingest.routed_experts import NAME, Routing
 from tokenlake.ingest.versions import Versions, stamped
 
 __all__ = ["RecordedEngine", "Sampled"]
@@ -32,6 +33,7 @@ class Sampled:
     """None once the engine gave a token without one."""
     finish_reason: str | None = None
     versions: Versions = _UNKNOWN
+    extras: dict[str, Any] | None = None
     fault: str | None = None
     """Why what the engine said cannot be captured: one of `CAPTURE_FAILURES`."""
 
@@ -40,12 +42,17 @@ class RecordedEngine:
     """vLLM's `EngineClient` for one captured call; everything but `generate` is the engine's own.
 
     `stage` makes the record durable and runs in a thread; a client that goes away meanwhile does not cut it short.
+    `routing`: of a model whose routed experts the engine gives.
     """
 
-    def __init__(self, engine: Any, prompt: Prompt, stage: Callable[[Sampled], Coords]) -> None:
+    def __init__(
+        self, engine: Any, prompt: Prompt, stage: Callable[[Sampled], Coords], routing: Routing | None = None
+    ) -> None:
         self._engine = engine
         self._prompt = prompt
         self._stage = stage
+        self._routing = routing
+        self._prev_len = 0 if prompt.parent is None else prompt.parent.cum_len
         self.coords: Coords | None = None
         """Where the call was staged, or why not; None until its generation has ended."""
 
@@ -62,6 +69,8 @@ class RecordedEngine:
         params = sampling_params.clone()
         if params.logprobs is None:
             params.logprobs = 0
+        if self._routing is not None:
+            params.routed_experts_prompt_start = self._routing.start(self._prev_len)
         sampled = Sampled()
         async with contextlib.aclosing(self._engine.generate(prompt, params, request_id, **more)) as outputs:
             async for output in outputs:
@@ -88,6 +97,15 @@ class RecordedEngine:
                 sampled.finish_reason = piece.finish_reason
                 spans = piece.weight_versions or ()
                 sampled.versions = stamped([(span.version, span.start, span.end) for span in spans])
+                if self._routing is not None:
+                    self._take_experts(self._routing, piece.routed_experts, sampled)
+
+    def _take_experts(self, routing: Routing, rows: Any, sampled: Sampled) -> None:
+        cum_len = len(self._prompt.ids) + len(sampled.token_ids)
+        try:
+            sampled.extras = {NAME: routing.extra(rows, prev_len=self._prev_len, cum_len=cum_len)}
+        except ValueError:
+            sampled.fault = "extras_invalid"
 
 
 def _logprobs(positions: Any, ids: list[int]) -> list[float] | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -24,30 +23,30 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.capture_ask import CaptureAsk
+from tokenlake.ingest.captured_call import CapturedCall, event, refusal, report
 from tokenlake.ingest.coords import Coords
 from tokenlake.ingest.prompter import Prompt, Prompter
-from tokenlake.ingest.vllm.facts import WorkerFacts
+from tokenlake.ingest.routed_experts import Routing
 from tokenlake.ingest.vllm.recording import RecordedEngine, Sampled
+from tokenlake.ingest.worker_facts import WorkerFacts
 from tokenlake.store.delta import Sampling
 
 __all__ = ["CaptureWorker"]
 
-_TAKEN = {
-    "model", "messages", "tools", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "max_completion_tokens", "stop", "seed", "n", "stream", "ng_capture",
-}  # fmt: skip
-"""What a captured call may say: more could change what is sampled without being recorded."""
 _DONE = "data: [DONE]\n\n"
 
 
 class CaptureWorker:
     """Takes the captured calls of one vLLM. `chat` is vLLM's own `OpenAIServingChat`."""
 
-    def __init__(self, *, facts: WorkerFacts, chat: Any, prompter: Prompter, capture: CaptureCore) -> None:
+    def __init__(
+        self, *, facts: WorkerFacts, chat: Any, prompter: Prompter, capture: CaptureCore, routing: Routing | None
+    ) -> None:
         self.facts = facts
         self._chat = chat
         self._prompter = prompter
         self._capture = capture
+        self._routing = routing
 
     async def health(self) -> dict[str, Any]:
         """What this worker is, and the label of the weights that it has loaded."""
@@ -61,19 +60,24 @@ class CaptureWorker:
     async def call(self, body: dict[str, Any], raw_request: Request) -> Response:
         """Answer one captured call; cancelling aborts its generation."""
         try:
-            ask, messages, tools = _read(body)
-            prompt = await asyncio.to_thread(self._prompter.build, messages, tools, ask.parent, ask.cause)
+            call = CapturedCall.read(body)
+            ask = call.ask
+            prompt = await asyncio.to_thread(self._prompter.build, call.messages, call.tools, ask.parent, ask.cause)
             room = self.facts.max_model_len - len(prompt.ids)
             if room < 1:
-                return _refusal("context_overflow", "the prompt leaves no room for an answer", prompt)
-            request = self._request(body, prompt, room)
+                full = refusal("context_overflow", "the prompt leaves no room for an answer", prompt)
+                return JSONResponse(full, status_code=400)
+            request = self._request(body, ask, prompt, room)
         except (InvalidInput, ValidationError, ValueError) as error:
             # A validation's own words repeat what was sent.
             said = "a field has a wrong value" if isinstance(error, ValidationError) else str(error)
-            return _refusal("invalid_request_error", said)
+            return JSONResponse(refusal("invalid_request_error", said), status_code=400)
         sampling = (request.temperature, request.top_p, request.top_k, self.facts.logprob_mode)
         engine = RecordedEngine(
-            self._chat.engine_client, prompt, lambda sampled: self._staged(ask, prompt, sampled, sampling)
+            self._chat.engine_client,
+            prompt,
+            lambda sampled: self._staged(ask, prompt, sampled, sampling),
+            self._routing,
         )
         # The serving object is vLLM's own but for the engine that it asks.
         chat = copy.copy(self._chat)
@@ -83,14 +87,16 @@ class CaptureWorker:
             return JSONResponse(made.model_dump(), status_code=made.error.code)
         if request.stream:
             return StreamingResponse(_reported(made, prompt, engine), media_type="text/event-stream")
-        return JSONResponse({**made.model_dump(), "ng_capture": _report(prompt, engine.coords)})
+        return JSONResponse({**made.model_dump(), "ng_capture": report(prompt, engine.coords)})
 
-    def _request(self, body: Mapping[str, Any], prompt: Prompt, room: int) -> Any:
+    def _request(self, body: Mapping[str, Any], ask: CaptureAsk, prompt: Prompt, room: int) -> Any:
         asked = {name: value for name, value in body.items() if name != "ng_capture" and value is not None}
         limit = asked.get("max_completion_tokens", room)
         asked |= {
             "max_completion_tokens": min(limit, room),
             "kv_transfer_params": {"prompt_token_ids": prompt.ids.tolist()},
+            # So that vLLM's own log names a call as lineage does.
+            "request_id": ask.call_id,
         }
         if asked.get("stream"):
             asked["stream_options"] = {"include_usage": True}
@@ -121,6 +127,7 @@ class CaptureWorker:
             weight_version=sampled.versions.first,
             weight_version_end=sampled.versions.last,
             weight_version_spans=sampled.versions.spans,
+            extras=sampled.extras,
         )
         if coords.chain_hash is not None:
             sequence = prompt.ids.tobytes() + array("i", sampled.token_ids).tobytes()
@@ -128,44 +135,10 @@ class CaptureWorker:
         return coords
 
 
-def _read(body: Mapping[str, Any]) -> tuple[CaptureAsk, list[dict[str, Any]], list[dict[str, Any]] | None]:
-    unknown = sorted(set(body) - _TAKEN)
-    if unknown:
-        raise ValueError(f"a captured call does not take {', '.join(unknown)}")
-    if body.get("n", 1) != 1:
-        raise ValueError("a captured call has one choice: n must be 1")
-    asked, messages, tools = body.get("ng_capture"), body.get("messages"), body.get("tools")
-    if not isinstance(asked, dict) or not isinstance(messages, list) or not isinstance(tools, list | None):
-        raise ValueError("a captured call has messages, and ng_capture that says which call it is")
-    ask = CaptureAsk.from_json(cast("dict[str, Any]", asked))
-    return ask, cast("list[dict[str, Any]]", messages), cast("list[dict[str, Any]] | None", tools)
-
-
-def _report(prompt: Prompt, coords: Coords | None) -> dict[str, Any]:
-    """`ng_capture` of an answer: what the prompt was, and where the call was staged."""
-    return {
-        "prompt_tokens": len(prompt.ids),
-        "parent_call_id": prompt.parent and prompt.parent.call_id,
-        "parent_chain_hash": prompt.parent and prompt.parent.chain_hash.hex(),
-        "cause": prompt.cause,
-        "coords": coords and coords.to_json(),
-    }
-
-
 async def _reported(chunks: AsyncGenerator[str], prompt: Prompt, engine: RecordedEngine) -> AsyncGenerator[str]:
     """The stream of vLLM, between what the prompt was and where the call was staged."""
-    yield _event(_report(prompt, None))
+    yield event({"ng_capture": report(prompt, None)})
     async for chunk in chunks:
         if chunk == _DONE and engine.coords is not None:
-            yield _event(_report(prompt, engine.coords))
+            yield event({"ng_capture": report(prompt, engine.coords)})
         yield chunk
-
-
-def _event(report: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps({'ng_capture': report})}\n\n"
-
-
-def _refusal(kind: str, message: str, prompt: Prompt | None = None) -> JSONResponse:
-    """An error in vLLM's shape, with what the prompt was where there is one."""
-    error: dict[str, Any] = {"error": {"message": message, "type": kind, "param": None, "code": 400}}
-    return JSONResponse(error if prompt is None else {**error, "ng_capture": _report(prompt, None)}, status_code=400)
