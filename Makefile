@@ -32,8 +32,8 @@ $(STAMP):
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[$(EXTRAS)]"
 	@touch $@
 
-demo: $(STAMP) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ARGS="--groups 2")
-	@$(BIN)/tokenlake demo $(ARGS)
+demo: $(STAMP) $(if $(filter vllm,$(ENGINE)),$(VLLM_STAMP)) ## the whole loop on this machine: gate, engine, agents, capture, publish, loader (ENGINE=vllm; ARGS="--groups 2")
+	@$(BIN)/tokenlake demo $(if $(ENGINE),--engine $(ENGINE) --vllm-python $(VLLM)/bin/python) $(ARGS)
 
 train: $(STAMP) ## asynchronous GRPO on the embedded model, over captured rows and over text (ARGS="--seeds 3")
 	@$(BIN)/python examples/grpo_tiny.py $(ARGS)

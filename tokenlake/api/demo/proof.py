@@ -2,20 +2,19 @@
 
 First, the weights: for every valid row the log-probabilities of `input_ids` are computed again, in one forward pass
 under the weights of each call's version, and compared with the row's at the sampled positions. Second, the engine's own
-trace, written beside the engine and read from a file: a row must hold exactly the prompt and answer of its terminal
-call, and its mask and log-probabilities exactly what the calls of its chain sampled.
+trace, which it writes down beside the capture path: a row must hold exactly the prompt and answer of its terminal call,
+and its mask and log-probabilities exactly what the calls of its chain sampled, as far as the trace goes.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokenlake import sql
+from tokenlake.api.demo.policy import Traced
 from tokenlake.store.reader import Lake
 
 __all__ = ["Proof", "Scorer", "prove"]
@@ -36,9 +35,8 @@ class Proof:
     """Rows that differ from the engine's trace; 0 or the demo fails."""
 
 
-def prove(lake: Lake, trace: Path, score: Scorer) -> Proof:
-    """Check every valid ready row of the lake."""
-    calls = _read_trace(trace)
+def prove(lake: Lake, calls: Mapping[str, Traced], score: Scorer) -> Proof:
+    """Check every valid ready row of the lake; `calls` is the engine's trace by call id."""
     chains: dict[str, list[dict[str, Any]]] = {}
     for link in lake.sql(sql.read("reads/chain_links")).to_arrow_table().to_pylist():
         chains.setdefault(link["rollout_id"], []).append(link)
@@ -52,24 +50,21 @@ def prove(lake: Lake, trace: Path, score: Scorer) -> Proof:
     return proof
 
 
-def _read_trace(path: Path) -> dict[str, Mapping[str, Any]]:
-    with path.open() as file:
-        return {record["request_id"]: record for record in map(json.loads, file)}
-
-
-def _agrees(row: Mapping[str, Any], chain: list[dict[str, Any]], calls: Mapping[str, Mapping[str, Any]]) -> bool:
-    last = calls[chain[-1]["call_id"]]
-    ids = [*last["prompt_token_ids"], *last["token_ids"]]
-    mask = [0] * len(ids)
-    logprobs = [0.0] * len(ids)
+def _agrees(row: Mapping[str, Any], chain: list[dict[str, Any]], calls: Mapping[str, Traced]) -> bool:
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
     for link in chain:
-        traced = calls[link["call_id"]]
-        start = len(traced["prompt_token_ids"])
-        end = start + len(traced["token_ids"])
-        if ids[:end] != [*traced["prompt_token_ids"], *traced["token_ids"]]:
+        traced = calls.get(link["call_id"])
+        if traced is None or list(traced.prompt_token_ids[: len(ids)]) != ids:
             return False
-        mask[start:end] = [1] * (end - start)
-        logprobs[start:end] = traced["logprobs"]
+        start, end = len(traced.prompt_token_ids), link["cum_len"]
+        sampled = row["input_ids"][start:end] if traced.token_ids is None else traced.token_ids
+        given = row["logprobs"][start:end] if traced.logprobs is None else traced.logprobs
+        carried = start - len(ids)
+        ids = [*traced.prompt_token_ids, *sampled]
+        mask += [0] * carried + [1] * len(sampled)
+        logprobs += [0.0] * carried + list(given)
     return (
         row["call_ids"] == [link["call_id"] for link in chain]
         and row["input_ids"] == ids

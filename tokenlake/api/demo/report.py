@@ -79,7 +79,15 @@ def complaints(figures: Figures, planned: Expected, proof: Proof, loaded_rows: i
     ]
 
 
-def show(console: Console, figures: Figures, proof: Proof, traffic: Traffic, seconds: float, loaded_bytes: int) -> None:
+def show(
+    console: Console,
+    engine: str,
+    figures: Figures,
+    proof: Proof,
+    traffic: Traffic,
+    seconds: float,
+    loaded_bytes: int,
+) -> None:
     """Print the summary table."""
     table = Table(title="Tokenlake demo", show_header=False, title_justify="left")
     table.add_column(style="bold")
@@ -88,6 +96,7 @@ def show(console: Console, figures: Figures, proof: Proof, traffic: Traffic, sec
     def counts(values: dict[str, int]) -> str:
         return ", ".join(f"{count} {name}" for name, count in sorted(values.items())) or "none"
 
+    table.add_row("engine", engine)
     table.add_row("groups", f"{figures.groups} published, {figures.mixed_groups} with mixed rewards")
     table.add_row(
         "rows", f"{figures.rows}: {figures.valid_rows} valid, {figures.rows - figures.valid_rows} placeholders"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
@@ -21,14 +22,15 @@ from tokenlake import open as open_lake
 from tokenlake.api.client import AsyncClient
 from tokenlake.api.demo.agents import Agent, Pause, Traffic, slot_of
 from tokenlake.api.demo.plan import expected, kind_of
+from tokenlake.api.demo.policy import EmbeddedPolicy, Policy, State
 from tokenlake.api.demo.proof import Proof, Scorer, prove
 from tokenlake.api.demo.report import complaints, measure, show
 from tokenlake.api.demo.tasks import make_tasks
+from tokenlake.api.demo.vllm_policy import vllm_policy
 from tokenlake.api.serve import Running, embedded
 from tokenlake.api.service import Service
 from tokenlake.errors import ConfigError
 from tokenlake.finalize.loader import RowLoader
-from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.ingest.tiny.score import score
 from tokenlake.store.lake import OwnedLake
 
@@ -42,8 +44,6 @@ _HINTS = """look around with:
   tokenlake inspect --lake {path} ROLLOUT_ID
   tokenlake serve --lake {path}   # and the console, at the address it prints
 """
-
-State = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -65,37 +65,48 @@ def run(arguments: argparse.Namespace) -> int:
     if kept and path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty: the demo starts a lake of its own")
     try:
-        return _demo(path, folder / "engine-trace.jsonl", arguments, kept=kept)
+        return _demo(path, folder, arguments, kept=kept)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _demo(path: Path, trace: Path, arguments: argparse.Namespace, *, kept: bool) -> int:
+@contextlib.contextmanager
+def _policy(path: Path, folder: Path, arguments: argparse.Namespace, console: Console) -> Generator[Policy]:
+    if arguments.engine == "tiny":
+        yield EmbeddedPolicy(folder / "engine-trace.jsonl", arguments.seed)
+        return
+    console.print("starting vLLM: up to a few minutes")
+    with vllm_policy(arguments.vllm_python, path, folder) as policy:
+        yield policy
+
+
+def _demo(path: Path, folder: Path, arguments: argparse.Namespace, *, kept: bool) -> int:
     console = Console()
     began = time.monotonic()
     done = _Run()
-    engine = TinyEngine(seed=arguments.seed, trace_path=trace)
-    lake = OwnedLake.open(path)
-    try:
-        with (
-            embedded(Service(lake, engine)) as running,
-            _Advance(console, arguments.groups * arguments.rollouts) as advance,
-        ):
-            console.print(f"service at {running.url}, lake at {path}")
-            asyncio.run(_play(running, engine, done, arguments, advance))
-    finally:
-        lake.close()
+    with _policy(path, folder, arguments, console) as policy:
+        lake = OwnedLake.open(path)
+        try:
+            with (
+                embedded(Service(lake, policy.backend)) as running,
+                _Advance(console, arguments.groups * arguments.rollouts) as advance,
+            ):
+                console.print(f"service at {running.url}, lake at {path}")
+                asyncio.run(_play(running, policy, done, arguments, advance))
+        finally:
+            lake.close()
+    traced = policy.traced()
     reader = open_lake(path)
     try:
         batches = list(RowLoader(path, groups_per_batch=2, seed=arguments.seed))
-        proof: Proof = prove(reader, trace, _scorer(engine, done))
+        proof: Proof = prove(reader, traced, _scorer(done))
         figures = measure(reader, path)
     finally:
         reader.close()
     loaded = sum(len(batch["sample_ids"]) for batch in batches)
     loaded_bytes = sum(t.numel() * t.element_size() for b in batches for t in b.values() if isinstance(t, torch.Tensor))
     planned = expected(arguments.groups, arguments.rollouts)
-    show(console, figures, proof, done.traffic, time.monotonic() - began, loaded_bytes)
+    show(console, policy.title, figures, proof, done.traffic, time.monotonic() - began, loaded_bytes)
     wrong = complaints(figures, planned, proof, loaded, arguments.groups * arguments.rollouts)
     for complaint in wrong:
         sys.stderr.write(f"tokenlake: {complaint}\n")
@@ -124,13 +135,14 @@ class _Advance:
 
 
 async def _play(
-    running: Running, engine: TinyEngine, done: _Run, arguments: argparse.Namespace, advance: _Advance
+    running: Running, policy: Policy, done: _Run, arguments: argparse.Namespace, advance: _Advance
 ) -> None:
     groups, rollouts = arguments.groups, arguments.rollouts
     tasks = make_tasks(groups, arguments.seed)
     pause = Pause()
-    first = engine.weight_version or 0
-    done.weights[first] = _copy(engine)
+    first = 0
+    await policy.load(policy.weights, first)
+    done.weights[first] = policy.weights
     async with AsyncClient(running.url, running.token) as control:
         await control.set_weight_version(first)
         slots = [
@@ -143,7 +155,7 @@ async def _play(
             done.ended += 1
             advance()
             if done.ended == max(1, int(_UPDATE_AFTER * groups * rollouts)):
-                await _update(engine, control, pause, done, first + 1, arguments.seed)
+                await _update(policy, control, pause, done, first + 1, arguments.seed)
 
         async with asyncio.TaskGroup() as running_tasks:
             for g in range(groups):
@@ -156,10 +168,10 @@ def _entries(registered: Any) -> Sequence[Mapping[str, Any]]:
     return registered["rollouts"]
 
 
-async def _update(engine: TinyEngine, control: AsyncClient, pause: Pause, done: _Run, version: int, seed: int) -> None:
+async def _update(policy: Policy, control: AsyncClient, pause: Pause, done: _Run, version: int, seed: int) -> None:
     """One training step's worth of other weights, between calls, so that each call has one version."""
     generator = torch.Generator().manual_seed(seed)
-    before = _copy(engine)
+    before = policy.weights
     after = {
         name: weight + _NOISE * weight.std() * torch.randn(weight.shape, generator=generator)
         if weight.is_floating_point() and weight.numel() > 1
@@ -168,20 +180,16 @@ async def _update(engine: TinyEngine, control: AsyncClient, pause: Pause, done: 
     }
     await pause.hold()
     try:
-        await engine.set_weights(after, version)
+        await policy.load(after, version)
         await control.set_weight_version(version)
-        done.weights[version] = _copy(engine)
+        done.weights[version] = policy.weights
     finally:
         pause.resume()
 
 
-def _copy(engine: TinyEngine) -> State:
-    return {name: weight.detach().clone() for name, weight in engine.model.state_dict().items()}
-
-
-def _scorer(engine: TinyEngine, done: _Run) -> Scorer:
+def _scorer(done: _Run) -> Scorer:
     def scored(version: int | None, ids: Sequence[int]) -> list[float]:
-        return cast("Any", score(done.weights[version], ids, config=engine.model.config)).tolist()
+        return cast("Any", score(done.weights[version], ids)).tolist()
 
     return scored
 
