@@ -4,8 +4,8 @@
         --lake /shared/lake --model org/model --workers 2 --gpus 8 -- --tensor-parallel-size 8
 
 What follows `--` goes to every worker, as vLLM's own arguments. The lake and both environments lie on a file system
-that all nodes share. It takes `TOKENLAKE_TOKEN`, prints the gate's address, and ends when one of the processes does.
-Needs the extras `ray` and `serve`.
+that all nodes share. It takes `TOKENLAKE_TOKEN`, prints the gate's address, and ends when the gate does; a worker that ends
+is started again. Needs the extras `ray` and `serve`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,18 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import ray
 
+from tokenlake.ingest.ray_workers import WorkerFleet
+
 _POLL_S = 2.0
-
-
-def worker_command(arguments: argparse.Namespace, number: int, port: int) -> list[str]:
-    """What runs on the node of worker `number`."""
-    program = [str(arguments.vllm / "bin" / "tokenlake"), "worker", "--lake", str(arguments.lake)]
-    return [
-        *program,
-        *("--worker-id", f"worker-{number}"),
-        *("--model", arguments.model),
-        *("--port", str(port)),
-        *arguments.rest,
-    ]
 
 
 def gate_command(arguments: argparse.Namespace, upstream: str) -> list[str]:
@@ -48,35 +36,10 @@ def gate_command(arguments: argparse.Namespace, upstream: str) -> list[str]:
     return [*program, "--upstream", upstream, "--capture", "worker", *door]
 
 
-class Node:
-    """An actor that keeps one worker running; Ray gives it GPUs and names them in `CUDA_VISIBLE_DEVICES`."""
-
-    def __init__(self, arguments: argparse.Namespace, number: int, key: str) -> None:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://{ray.util.get_node_ip_address()}:{port}"
-        secret = {"VLLM_API_KEY": key}
-        self._process = subprocess.Popen(worker_command(arguments, number, port), env={**os.environ, **secret})
-
-    def address(self) -> str:
-        """Where the worker will answer."""
-        return self.url
-
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        """Let it seal what it wrote."""
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
-
-
-def wait_for(url: str, alive: Any, limit_s: float) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], limit_s: float) -> None:
     """Return once a URL answers; raises `SystemExit` where its process ends first, or time runs out."""
     end = time.monotonic() + limit_s
-    while time.monotonic() < end and alive():
+    while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(url, timeout=5).is_success:
                 return
@@ -131,22 +94,27 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit("TOKENLAKE_TOKEN is not set: make one with `openssl rand -hex 32` and keep it")
     key = secrets.token_hex(32)
     ray.init()
-    actor = ray.remote(num_gpus=arguments.gpus, scheduling_strategy="SPREAD")(Node)
-    nodes = [actor.remote(arguments, number, key) for number in range(arguments.workers)]
-    try:
-        urls = ray.get([node.address.remote() for node in nodes])
-        for node, url in zip(nodes, urls, strict=True):
-            wait_for(f"{url}/health", lambda node=node: ray.get(node.alive.remote()), arguments.start_s)
-        with gate(arguments, urls[0], {"TOKENLAKE_TOKEN": token, "TOKENLAKE_UPSTREAM_KEY": key}) as process:
+    with WorkerFleet(
+        arguments.lake,
+        workers=arguments.workers,
+        arguments=["--model", arguments.model, *arguments.rest],
+        options={"num_gpus": arguments.gpus},
+        python=str(arguments.vllm / "bin" / "python"),
+        key=key,
+        deadline_s=arguments.start_s,
+    ) as fleet:
+        upstream = fleet.addresses()["worker-0"]
+        with gate(arguments, upstream, {"TOKENLAKE_TOKEN": token, "TOKENLAKE_UPSTREAM_KEY": key}) as process:
             here = f"http://{ray.util.get_node_ip_address()}:{arguments.port}"
-            wait_for(f"{here}/readyz", lambda: process.poll() is None, 60)
-            for number, url in enumerate(urls[1:], start=1):
-                register(here, token, f"worker-{number}", url)
-            print(f"gate at {here}, {len(urls)} workers, lake {arguments.lake}", flush=True)
-            while process.poll() is None and all(ray.get([node.alive.remote() for node in nodes])):
+            wait_for(f"{here}/readyz", process, 60)
+            print(f"gate at {here}, lake {arguments.lake}", flush=True)
+            registered = {"worker-0": upstream}
+            while process.poll() is None:
+                known = fleet.addresses()  # starts again what has ended
+                for name, url in sorted(known.items() - registered.items()):
+                    register(here, token, name, url)
+                registered = known
                 time.sleep(_POLL_S)
-    finally:
-        ray.get([node.stop.remote() for node in nodes])
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from tokenlake.errors import TokenlakeError
 __all__ = ["main"]
 
 _OK, _REFUSED = 0, 2
-_WORKER = "tokenlake.ingest.vllm.launcher:run"
-"""The one command that takes arguments of another program."""
+_WORKERS = {"vllm": "tokenlake.ingest.vllm.launcher:run", "tiny": "tokenlake.ingest.tiny.worker:run"}
+"""The one command that takes arguments of another program, by what samples there."""
 
 
 def _lake(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--lake", type=Path, metavar="DIR", help="where to keep the lake (default: a temporary one)")
     demo.add_argument("--groups", type=int, default=8)
     demo.add_argument("--rollouts", type=int, default=4)
-    demo.add_argument("--engine", choices=("tiny",), default="tiny")
+    demo.add_argument("--engine", choices=("tiny", "vllm"), default="tiny")
+    demo.add_argument("--vllm-python", default=sys.executable, metavar="PYTHON", help="an interpreter that has vLLM")
     demo.add_argument("--seed", type=int, default=0)
 
     serve = command("serve", "tokenlake.api.serve:run", "the gate and the REST API over one lake")
@@ -66,13 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the service")
     serve.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="a policy of the lake")
 
-    worker = command("worker", _WORKER, "vLLM that captures what it samples")
+    worker = command("worker", _WORKERS["vllm"], "vLLM that captures what it samples")
     worker.allow_abbrev = False
     _lake(worker)
+    worker.add_argument("--engine", choices=tuple(_WORKERS), default="vllm", help="tiny: the embedded model instead")
     worker.add_argument(
         "--worker-id", default="worker-0", metavar="ID", help="also names its deltas (default: worker-0)"
     )
     worker.add_argument("--prefix-cache-bytes", type=int, default=67_108_864, help="memory for parents' exact ids")
+    worker.add_argument("--with-parent", action="store_true", help="end when standard input does")
 
     imported = command(
         "import", "tokenlake.api.commands:import_file", "captured calls from elsewhere, whole file or nothing"
@@ -156,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = _parser()
     arguments, arguments.rest = parser.parse_known_args(argv)
-    if arguments.rest and arguments.run != _WORKER:
+    if arguments.run in _WORKERS.values():
+        arguments.run = _WORKERS[arguments.engine]
+    elif arguments.rest:
         parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
     try:
         return _command(arguments.run)(arguments)
