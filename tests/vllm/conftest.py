@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,11 +22,12 @@ import pytest
 
 from tests.api.conftest import Door, Opener, opener
 from tests.api.test_upstream import backend
+from tokenlake.ingest.tiny.checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("TOKENLAKE_TEST_VLLM_PYTHON")
 _START_S = 240
-_ENVIRONMENT = {
+WITHOUT_A_GPU = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -35,10 +35,12 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_LOGGING_LEVEL": "DEBUG",
 }
 _FLAGS = (
     *("--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
     *("--host", "127.0.0.1", "--enable-scale-out", "--enable-tokenizer-info-endpoint", "--no-enable-prefix-caching"),
+    *("--enable-log-requests", "--enable-log-outputs"),
 )
 
 
@@ -78,7 +80,8 @@ def served(model: Path, *command: str, **environment: str) -> Iterator[Served]:
     process = subprocess.Popen(
         [PYTHON, "-m", *command, "--model", str(model), *_FLAGS, "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, **_ENVIRONMENT, **environment},
+        env={**os.environ, **WITHOUT_A_GPU, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -107,8 +110,9 @@ def served(model: Path, *command: str, **environment: str) -> Iterator[Served]:
             made.stop()
         made.kill()
         reader.join(20)
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def _answers(made: Served) -> None:
@@ -122,8 +126,7 @@ def _answers(made: Served) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model as a directory that vLLM serves."""
     directory = tmp_path_factory.mktemp("model")
-    tool = ROOT / "tools" / "make_tiny_vllm_model.py"
-    subprocess.run([sys.executable, str(tool), str(directory)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    write_checkpoint(directory)
     return directory
 
 
@@ -138,7 +141,7 @@ def run_worker(model: Path, root: Path) -> Callable[..., contextlib.AbstractCont
     """Starts a worker over the shared lake."""
 
     def run(worker_id: str, *flags: str, **environment: str) -> contextlib.AbstractContextManager[Served]:
-        start = ("tokenlake.api.cli", "worker", "--lake", str(root / "lake"), "--worker-id", worker_id)
+        start = ("tokenlake.api.cli", "worker", "--with-parent", "--lake", str(root / "lake"), "--worker-id", worker_id)
         return served(model, *start, *flags, **environment)
 
     return run

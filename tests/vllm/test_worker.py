@@ -17,6 +17,7 @@ from tests.api.conftest import Door, Opener
 from tests.api.test_lifecycle import wait_for
 from tests.api.test_upstream import backend
 from tests.vllm.conftest import Served, version
+from tests.vllm.conversation import streamed
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.tiny import load_model, sequence_logprobs
 from tokenlake.ingest.tiny.engine import WEIGHTS_DIR
@@ -24,6 +25,9 @@ from tokenlake.ingest.tiny.tasks import CALCULATOR_TOOL, SYSTEM_PROMPT, calculat
 
 ASKED = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 12 + 31?"}]
 AGAIN = {"role": "user", "content": "Are you sure? Check once more."}
+SHORT = [{"role": "user", "content": "x"}]
+ENDLESS = [{"role": "user", "content": "calculator count count"}]
+"""Greedily the model repeats itself after this until it is stopped, and its first words are shown at once."""
 SAME = (
     "mode", "prev_len", "cum_len", "token_ids", "token_mask", "logprobs", "finish_reason", "weight_version",
     "weight_version_end", "weight_version_spans", "sampling", "extras_digest", "chain_hash",
@@ -105,23 +109,25 @@ def test_gate_and_worker_leave_the_same_deltas(open_gate: Opener, worker: Served
         {"tools": openai.NOT_GIVEN, "stop": ["4"]},
         {"tools": openai.NOT_GIVEN, "stop": ["ns"]},
         {"temperature": 1.5, "seed": 5, "top_p": 0.9},
+        {"logprobs": False, "top_logprobs": None},
     ],
-    ids=["tool-call", "one-token", "length", "stop", "stop-within-a-token", "sampled"],
+    ids=["tool-call", "one-token", "length", "stop", "stop-within-a-token", "sampled", "no-logprobs-wanted"],
 )
 def test_whole_streamed_and_captured_at_the_gate_are_one_record(
     open_gate: Opener, worker: Served, group: str, more: dict[str, Any]
 ) -> None:
+    """B09, B16: ends of every kind, and a client that wants no log-probabilities."""
     with open_gate(engine=backend(worker.url, "worker")) as door:
-        whole, streamed = door.register(f"{group}w", n=2)
+        whole, flowing = door.register(f"{group}w", n=2)
         play(door, whole, 2, **more)
         messages: list[Any] = [*ASKED]
         for _ in range(2):
             asked = {"model": "m", "messages": messages, "tools": [CALCULATOR_TOOL], "max_tokens": 64, "temperature": 0}
-            path = f"/ng-rollout/{streamed['rollout_id']}/v1/chat/completions"
+            path = f"/ng-rollout/{flowing['rollout_id']}/v1/chat/completions"
             body = {name: value for name, value in {**asked, **more}.items() if value is not openai.NOT_GIVEN}
-            answer = door.post(path, {**body, "stream": True}, token=streamed["data_capability"])
+            answer = door.post(path, {**body, "stream": True}, token=flowing["data_capability"])
             messages += _echoed(answer.text)
-        one, two = deltas(door, whole), deltas(door, streamed)
+        one, two = deltas(door, whole), deltas(door, flowing)
     with open_gate(engine=backend(worker.url, "gate")) as door:
         (here,) = door.register(f"{group}g")
         three = play(door, here, 2, **more)
@@ -134,28 +140,27 @@ def test_whole_streamed_and_captured_at_the_gate_are_one_record(
         assert one[0]["finish_reason"] == "length"
 
 
+def test_an_answer_without_text_has_its_ids(door: Door, group: str) -> None:
+    """B16: ids are never cut to the text."""
+    first, second = door.register(group, n=2)
+    asked: dict[str, Any] = {"tools": openai.NOT_GIVEN, "max_tokens": 8}
+    text = say(door, first, [*ENDLESS], **asked).choices[0].message.content
+    empty = say(door, second, [*ENDLESS], **asked, stop=[text[0]]).choices[0]
+    assert not empty.message.content
+    (whole,), (cut,) = deltas(door, first), deltas(door, second)
+    assert 0 < sum(cut["token_mask"]) < sum(whole["token_mask"])
+    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    assert cut["logprobs"] == whole["logprobs"][: len(cut["logprobs"])]
+
+
 def _echoed(stream: str) -> list[Any]:
     """The streamed message, and what follows it."""
-    content, calls = "", dict[int, Any]()
-    for line in stream.splitlines():
-        if not line.startswith("data: {"):
-            continue
-        for choice in json.loads(line.removeprefix("data: "))["choices"]:
-            content += choice["delta"].get("content") or ""
-            for piece in choice["delta"].get("tool_calls") or ():
-                known = calls.setdefault(
-                    piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}}
-                )
-                known["id"] = piece.get("id") or known.get("id")
-                for name in ("name", "arguments"):
-                    known["function"][name] += piece["function"].get(name) or ""
-    message: dict[str, Any] = {"role": "assistant", "content": content or None}
-    if not calls:
-        return [message, AGAIN]
+    _, message, _ = streamed(stream)
     results = [
-        {"role": "tool", "content": calculator("12 + 31"), "tool_call_id": call["id"]} for call in calls.values()
+        {"role": "tool", "content": calculator("12 + 31"), "tool_call_id": call["id"]}
+        for call in message.get("tool_calls", ())
     ]
-    return [{**message, "tool_calls": list(calls.values())}, *results]
+    return [message, *(results or [AGAIN])]
 
 
 def test_many_rollouts_at_once_are_each_exact(door: Door, group: str) -> None:
@@ -169,16 +174,18 @@ def test_many_rollouts_at_once_are_each_exact(door: Door, group: str) -> None:
 
 
 def test_weights_that_change_in_mid_request_are_told_apart(door: Door, worker: Served, group: str) -> None:
+    """B18."""
     first, second = door.register(group, n=2)
     assert version(worker, 7).json()["weights"] == "7"
     stream = door.agent(first).chat.completions.create(
-        model="m", messages=LONG, max_tokens=1200, temperature=2.0, seed=3, stream=True
+        model="m", messages=ENDLESS, max_tokens=600, temperature=0, stream=True
     )
     next(iter(stream))
     assert version(worker, 8).status_code == 200
     for _ in stream:
         pass
     (delta,) = deltas(door, first)
+    assert delta["finish_reason"] == "length", "it was still running when the label changed"
     assert (delta["weight_version"], delta["weight_version_end"]) == (7, 8)
     assert [span["version"] for span in delta["weight_version_spans"]] == [7, 8]
     assert delta["weight_version_spans"][1]["end"] == sum(delta["token_mask"])
@@ -192,9 +199,6 @@ def test_weights_that_change_in_mid_request_are_told_apart(door: Door, worker: S
     assert version(worker, 8).status_code == 409, "never backwards"
 
 
-LONG = [{"role": "user", "content": "x"}]
-
-
 def running(worker: Served) -> float:
     text = httpx.get(worker.url + "/metrics", timeout=30).text
     lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
@@ -202,9 +206,10 @@ def running(worker: Served) -> float:
 
 
 def test_an_agent_that_hangs_up_ends_the_generation(door: Door, worker: Served, group: str) -> None:
+    """B20."""
     (rollout,) = door.register(group)
     stream = door.agent(rollout).chat.completions.create(
-        model="m", messages=LONG, max_tokens=1900, temperature=2.0, seed=3, stream=True
+        model="m", messages=ENDLESS, max_tokens=1900, temperature=0, stream=True
     )
     next(iter(stream))
     stream.close()
@@ -217,13 +222,31 @@ def test_an_agent_that_hangs_up_ends_the_generation(door: Door, worker: Served, 
     assert len(deltas(door, rollout)) == 1
 
 
+def test_a_generation_that_the_trainer_aborts_is_asked_for_again(door: Door, worker: Served, group: str) -> None:
+    """B19: what was sampled before an abort is no turn."""
+    (rollout,) = door.register(group)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(say, door, rollout, [*ENDLESS], tools=openai.NOT_GIVEN, max_tokens=1900)
+        wait_for(door, lambda: running(worker) == 1)
+        httpx.post(worker.url + "/pause", params={"mode": "abort"}, timeout=30).raise_for_status()
+        httpx.post(worker.url + "/resume", timeout=30).raise_for_status()
+        with pytest.raises(openai.APIStatusError) as refused:
+            waiting.result()
+    assert refused.value.status_code == 503
+    assert not deltas(door, rollout), "what it had sampled is no turn"
+    say(door, rollout, [*ASKED])
+    assert len(deltas(door, rollout)) == 1
+    assert not door.client.seal(rollout["rollout_id"], reward=1.0)["poisoned"]
+
+
 def test_more_than_one_choice_is_refused_everywhere(door: Door, worker: Served, group: str) -> None:
+    """B23."""
     (rollout,) = door.register(group)
     with pytest.raises(openai.BadRequestError):
         door.agent(rollout).chat.completions.create(model="m", messages=ASKED, n=2)
     asked = {"rollout_id": "g_g0", "attempt": 0, "call_id": "c", "cause": "no_history", "parent_call_id": None}
     asked |= {"prev_len": 0, "parent_chain_hash": None, "parent_messages": 0, "chain": []}
-    body = {"model": "tiny", "messages": LONG, "ng_capture": asked}
+    body = {"model": "tiny", "messages": SHORT, "ng_capture": asked}
     path = worker.url + "/v1/tokenlake/chat/completions"
     for wrong in ({"n": 2}, {"logprobs": True}, {"use_beam_search": True}, {"ng_capture": None}, {"messages": "x"}):
         assert httpx.post(path, json={**body, **wrong}, timeout=30).status_code == 400
@@ -237,8 +260,8 @@ def test_what_does_not_ask_for_capture_sees_vllm_byte_for_byte(worker: Served, s
     calls: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": ASKED, "logprobs": True, "top_logprobs": 2},
         "/v1/completions": {"prompt": "What is", "logprobs": 1},
-        "/v1/messages": {"messages": LONG},
-        "/tokenize": {"messages": LONG},
+        "/v1/messages": {"messages": SHORT},
+        "/tokenize": {"messages": SHORT},
         "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0}},
     }
     for path, body in calls.items():
@@ -251,7 +274,7 @@ def test_what_does_not_ask_for_capture_sees_vllm_byte_for_byte(worker: Served, s
                 **({"stream": True} if stream else {}),
             }
             assert _said(worker, path, whole) == _said(stock, path, whole), path
-    wrong = {"model": "nobody", "messages": LONG}
+    wrong = {"model": "nobody", "messages": SHORT}
     assert _said(worker, "/v1/chat/completions", wrong) == _said(stock, "/v1/chat/completions", wrong)
     ours, theirs = (httpx.get(one.url + "/openapi.json", timeout=30).json()["paths"] for one in (worker, stock))
     added = {path for path in ours if path not in theirs}
@@ -302,9 +325,39 @@ def test_a_disk_that_refuses_is_a_failed_capture_and_nothing_else(door: Door, wo
     assert [(row["sample_mask"], row["reason"]) for row in rows] == [(0, "capture_failed"), (1, None)]
 
 
+def test_with_a_prefix_cache_chunked_prefill_and_vllms_parsers_the_record_is_the_same(
+    door: Door, open_gate: Opener, run_worker: Callable[..., contextlib.AbstractContextManager[Served]], group: str
+) -> None:
+    """B15: vLLM's parser holds a tool call's ids back from a stream, and nothing from the record."""
+    (plain,) = door.register(f"{group}p")
+    expected = play(door, plain, 4)
+    flags = ("--enable-prefix-caching", "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
+    parsers = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with run_worker("w2", *flags, *parsers) as made, open_gate(engine=backend(made.url, "worker")) as there:
+        whole, flowing = there.register(group, n=2)
+        messages: list[Any] = [*ASKED]
+        found = play(there, whole, 4)
+        for _ in range(4):
+            stream = there.agent(flowing).chat.completions.create(
+                model="m", messages=messages, tools=[CALCULATOR_TOOL], max_tokens=64, temperature=0, stream=True
+            )
+            text = "".join(f"data: {chunk.model_dump_json()}\n" for chunk in stream)
+            messages += _echoed(text)
+        again = deltas(there, flowing)
+        for rollout in (whole, flowing):
+            there.client.seal(rollout["rollout_id"], reward=1.0)
+        exact(there, group)
+        hits = httpx.get(made.url + "/metrics", timeout=30).text
+    assert [d["token_ids"] for d in expected] == [d["token_ids"] for d in found] == [d["token_ids"] for d in again]
+    assert any(sum(not sampled for sampled in delta["token_mask"]) > 48 for delta in found), "a prefill of two chunks"
+    cached = [line for line in hits.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in cached) > 0
+
+
 def test_a_worker_that_died_comes_back_and_reads_its_prefixes_from_the_lake(
     open_gate: Opener, run_worker: Callable[..., contextlib.AbstractContextManager[Served]], group: str
 ) -> None:
+    """B22: and what it says is processed is, at the temperature that the record names."""
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--logprobs-mode", "processed_logprobs")
     messages: list[Any] = [*ASKED]
     with run_worker("w1", *flags) as made, open_gate(engine=backend(made.url, "worker")) as door:
@@ -321,4 +374,10 @@ def test_a_worker_that_died_comes_back_and_reads_its_prefixes_from_the_lake(
         receipt = door.client.seal(rollout["rollout_id"], reward=1.0)
         assert [entry["mode"] for entry in receipt["manifest"]] == ["text", "token_in"]
         assert (receipt["poisoned"], receipt["reason"]) == (False, None)
-        assert {delta["sampling"]["logprob_mode"] for delta in deltas(door, rollout)} == {"processed"}
+        calls = deltas(door, rollout)
+    assert {delta["sampling"]["logprob_mode"] for delta in calls} == {"processed"}
+    ids = [token for delta in calls for token in delta["token_ids"]]
+    sampled = [sampled for delta in calls for sampled in delta["token_mask"]]
+    said = [logprob for delta in calls for logprob in delta["logprobs"]]
+    ours = sequence_logprobs(load_model(WEIGHTS_DIR), ids, temperature=0.5)
+    assert max(abs(one - two) for one, two, mask in zip(said, ours, sampled, strict=True) if mask) < 1e-4
