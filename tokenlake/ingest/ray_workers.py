@@ -155,7 +155,10 @@ class HostedWorker:
         self._listens = (host, port)
         command = [*self._command, "--host", host, "--port", str(port)]
         secret = {} if self._key is None else {"VLLM_API_KEY": self._key}
-        self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **secret})
+        # A session of its own: what Ray does to an actor's processes would leave vLLM's own behind.
+        self._process = process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env={**os.environ, **secret}, start_new_session=True
+        )
         until = time.monotonic() + self._deadline_s
         while process.poll() is None and time.monotonic() < until:
             try:
