@@ -2,10 +2,10 @@
 
     .venv/bin/python -m bench.vllm --python .venv-vllm/bin/python
 
-`plain` is vLLM's own chat route; `worker` the captured route beside it, as a gate asks it; `gate` an agent's call through
-the gate, which commits it too. Each round asks all of them for the same greedy continuation, in an order that a seed
-shuffles; what is added is the median of the differences within a round. The model is so small that the server's own work
-is most of a call: the milliseconds say what capture costs, their share says nothing of a real model.
+`plain` is vLLM's own chat route; `worker` the captured route beside it, as a gate asks it; `gate` an agent's call
+through the gate, which commits it too. Each round asks all of them for the same greedy continuation, in an order that a
+seed shuffles; what is added is the median of the differences within a round. The model is so small that the server's
+own work is most of a call: the milliseconds say what capture costs, their share says nothing of a real model.
 """
 
 from __future__ import annotations

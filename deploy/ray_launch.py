@@ -4,8 +4,8 @@
         --lake /shared/lake --model org/model --workers 2 --gpus 8 -- --tensor-parallel-size 8
 
 What follows `--` goes to every worker, as vLLM's own arguments. The lake and both environments lie on a file system
-that all nodes share. It takes `TOKENLAKE_TOKEN`, prints the gate's address, and ends when the gate does; a worker that ends
-is started again. Needs the extras `ray` and `serve`.
+that all nodes share. It takes `TOKENLAKE_TOKEN`, prints the gate's address, and ends when the gate does; a worker that
+ends is started again. Needs the extras `ray` and `serve`.
 """
 
 from __future__ import annotations

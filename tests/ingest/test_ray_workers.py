@@ -52,7 +52,10 @@ def test_a_fleet_captures_is_labelled_at_once_and_ends_with_its_actors(tmp_path:
         with open_gate(engine=backend(at["worker-0"], "worker")) as door:
             assert door.request("PUT", "/api/v1/workers/worker-1", {"url": at["worker-1"]}).is_success
             said = door.client.set_weight_version(4)["workers"]
-            assert {entry["worker_id"]: entry["loaded_weight_version"] for entry in said} == {"worker-0": 4, "worker-1": 4}
+            assert [(entry["worker_id"], entry["loaded_weight_version"]) for entry in said] == [
+                ("worker-0", 4),
+                ("worker-1", 4),
+            ]
             rollouts = door.register(n=6)
             for rollout in rollouts:
                 agent = door.agent(rollout).chat.completions

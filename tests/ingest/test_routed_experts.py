@@ -22,7 +22,7 @@ def rows(count: int, dtype: str = "uint8") -> Any:
 def test_a_delta_has_the_rows_from_its_parents_last_token_on(
     prev_len: int, cum_len: int, count: int, dtype: str
 ) -> None:
-    extra = ROUTING.extra(rows(count, dtype), prev_len=prev_len, cum_len=cum_len)
+    extra = ROUTING.envelope(rows(count, dtype), prev_len=prev_len, cum_len=cum_len)
     assert (extra["start"], extra["shape"], extra["dtype"]) == (max(prev_len - 1, 0), [count, 2, 2], dtype)
     assert np.array_equal(read_routed_experts(extra), rows(count, dtype))
     assert canonical_extras({"routed_experts": extra})
@@ -35,13 +35,13 @@ def test_a_delta_has_the_rows_from_its_parents_last_token_on(
 )
 def test_what_is_not_one_row_a_token_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="routed"):
-        ROUTING.extra(wrong, prev_len=0, cum_len=5)
+        ROUTING.envelope(wrong, prev_len=0, cum_len=5)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"data": "AAAA"}, {"data": "?"}, {"shape": [4, 2]}, {"dtype": "object"}, {"sha256": "0"}, {"shape": None}]
 )
 def test_an_extra_that_contradicts_itself_is_not_read(wrong: dict[str, Any]) -> None:
-    extra = ROUTING.extra(rows(4), prev_len=0, cum_len=5)
+    extra = ROUTING.envelope(rows(4), prev_len=0, cum_len=5)
     with pytest.raises(ValueError, match=r".+"):
         read_routed_experts({**extra, **wrong})

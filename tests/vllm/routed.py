@@ -1,7 +1,7 @@
 """Run by vLLM's interpreter: a tiny mixture-of-experts model samples, and its routed experts go through the recorder.
 
-vLLM delivers routed experts only under its second model runner, which needs Triton and does not run on CPUs. Here its own
-capturer is bound to the model by hand and what it caught is put where vLLM puts it; all else is as in a worker. Prints
+vLLM delivers routed experts only under its second model runner, which needs Triton and does not run on CPUs. Here its
+own capturer is bound to the model by hand and what it caught is put where vLLM puts it; all else is as in a worker. Prints
 the extras of a root and of its child, and what transformers says of the same ids, as JSON.
 """
 
@@ -22,7 +22,6 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
     bind_routed_experts_capturer,
 )
 
-from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.prompter import Prompt
 from tokenlake.ingest.resolve import Node
 from tokenlake.ingest.routed_experts import Routing
@@ -107,12 +106,12 @@ def main(directory: Path) -> None:
     with torch.no_grad():
         said = reference(torch.tensor([ids]), output_router_logits=True).router_logits
     routed = torch.stack([layer.topk(TOP).indices for layer in said], 1)
-    print(json.dumps({
+    sys.stdout.write(json.dumps({
         "extras": [first.extras, second.extras],
         "faults": [first.fault, second.fault],
         "lengths": [len(whole), len(ids)],
         "routed": routed.tolist(),
-    }))  # fmt: skip
+    }) + "\n")  # fmt: skip
 
 
 if __name__ == "__main__":

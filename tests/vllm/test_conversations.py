@@ -1,7 +1,7 @@
 """Random multi-turn conversations: exact prompts by vLLM's own log, exact log-probabilities by the weights.
 
-`TOKENLAKE_TEST_VLLM_CONVERSATIONS` is how many. Turns end on stop ids, on stop texts and on lengths (B09), and the template
-takes old thinking away (B11).
+`TOKENLAKE_TEST_VLLM_CONVERSATIONS` is how many. Turns end on stop ids, on stop texts and on lengths (B09), and the
+template takes old thinking away (B11).
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ def test_random_conversations_are_exact_and_alike_whole_and_streamed(
         for seed in range(COUNT):
             name = f"{group}c{seed}"
             pair = door.register(name, n=2)
-            played = [Conversation(door, rollout, seed, stream) for rollout, stream in zip(pair, (False, True))]
+            played = [
+                Conversation(door, rollout, seed, stream) for rollout, stream in zip(pair, (False, True), strict=True)
+            ]
             for conversation in played:
                 conversation.play()
-                door.client.seal(
-                    conversation.rollout["rollout_id"], reward=1.0, terminal_response_id=conversation.last
-                )
+                door.client.seal(conversation.rollout["rollout_id"], reward=1.0, terminal_response_id=conversation.last)
             whole, flowing = (deltas(door, rollout) for rollout in pair)
             assert whole == flowing
             seen += Counter(played[0].seen)
             exact(door, name)
         committed = [e for e in door.events("call_committed") if e["rollout_id"].startswith(f"{group}c")]
         staged = {row["call_id"]: row for row in _staged(door, group)}
-    print(dict(seen), Counter(event["mode"] for event in committed))
     assert len(committed) == len(staged)
     sequences: dict[str, list[int]] = {}
     traced = read_log("".join(worker.log))

@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from http.client import HTTPConnection, HTTPException
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -39,11 +39,12 @@ _ASK_S = 30.0
 class WorkerFleet:
     """Some workers over one lake. Used by one thread at a time.
 
-    `path`: the lake's folder, as every node sees it. `workers`: how many; they are `worker-0`, `worker-1`, ... `arguments`:
-    those of `tokenlake worker` but for the lake, the id, the host and the port. `options`: Ray's options for each actor
-    (`num_gpus`, `resources`, `runtime_env`, ...). `python`: an interpreter of every node that has what `arguments`
-    ask for. `key`: what vLLM takes as its API key. `deadline_s`: the longest that a worker may take to come up. Without a running Ray it joins the one of
-    `RAY_ADDRESS` or of this machine; raises `ConfigError` where there is none, or where a worker does not come up.
+    `path`: the lake's folder, as every node sees it. `workers`: how many; they are `worker-0`, `worker-1`, ...
+    `arguments`: those of `tokenlake worker` but for the lake, the id, the host and the port. `options`: Ray's options for
+    each actor (`num_gpus`, `resources`, `runtime_env`, ...). `python`: an interpreter of every node that has what
+    `arguments` ask for. `key`: what vLLM takes as its API key. `deadline_s`: the longest that a worker may take to come
+    up. Without a running Ray it joins the one of `RAY_ADDRESS` or of this machine; raises `ConfigError` where there is
+    none, or where a worker does not come up.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class HostedWorker:
         command = [*self._command, "--host", host, "--port", str(port)]
         secret = {} if self._key is None else {"VLLM_API_KEY": self._key}
         # A session of its own: what Ray does to an actor's processes would leave vLLM's own behind.
-        self._process = process = subprocess.Popen(
+        self._process = process = subprocess.Popen(  # noqa: S603 - the command that the fleet was given
             command, stdin=subprocess.PIPE, env={**os.environ, **secret}, start_new_session=True
         )
         until = time.monotonic() + self._deadline_s

@@ -41,7 +41,7 @@ class Routing:
         """The position of the first row of a delta that has this many tokens before it."""
         return max(prev_len - 1, 0)
 
-    def extra(self, rows: NDArray[Any] | None, *, prev_len: int, cum_len: int) -> dict[str, Any]:
+    def envelope(self, rows: NDArray[Any] | None, *, prev_len: int, cum_len: int) -> dict[str, Any]:
         """The extra of one delta; raises `ValueError` for rows that are missing, misshapen or out of range."""
         start = self.start(prev_len)
         wanted = (max(cum_len - 1 - start, 0), self.layers, self.per_token)

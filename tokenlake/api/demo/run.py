@@ -134,9 +134,7 @@ class _Advance:
         self._bar.advance(self._task)
 
 
-async def _play(
-    running: Running, policy: Policy, done: _Run, arguments: argparse.Namespace, advance: _Advance
-) -> None:
+async def _play(running: Running, policy: Policy, done: _Run, arguments: argparse.Namespace, advance: _Advance) -> None:
     groups, rollouts = arguments.groups, arguments.rollouts
     tasks = make_tasks(groups, arguments.seed)
     pause = Pause()

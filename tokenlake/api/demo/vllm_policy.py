@@ -101,7 +101,8 @@ def read_log(text: str) -> dict[str, Traced]:
 def vllm_policy(python: str, lake: Path, folder: Path, *, trace: bool = True) -> Generator[VllmPolicy]:
     """Start a worker over a lake with an interpreter that has vLLM, and stop it when the block ends.
 
-    Without `trace` its log says nothing of calls. Raises `ConfigError` with the end of its log when it does not come up.
+    Without `trace` its log says nothing of calls. Raises `ConfigError` with the end of its log where it does not come
+    up.
     """
     model, log = folder / "model", folder / "vllm.log"
     write_checkpoint(model)
@@ -112,7 +113,7 @@ def vllm_policy(python: str, lake: Path, folder: Path, *, trace: bool = True) ->
     environment = child_environment() | _ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "DEBUG" if trace else "INFO"}
     with log.open("wb") as out:
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - the interpreter that the user named
                 command,
                 env=environment,
                 stdin=subprocess.PIPE,

@@ -4,8 +4,8 @@ The embedded network is a Qwen3 decoder under other names, so its weights are re
 
     python -m tokenlake.ingest.tiny.checkpoint runs/tiny-vllm
 
-The output head, which is the embedding, is written once more: vLLM 0.32 for CPUs keeps the older one of a tied head when
-it reloads weights.
+The output head, which is the embedding, is written once more: vLLM 0.32 for CPUs keeps the older one of a tied head
+when it reloads weights.
 
 What vLLM samples from it can be checked against `tokenlake.ingest.tiny.score`.
 """

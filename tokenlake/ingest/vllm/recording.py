@@ -103,7 +103,7 @@ class RecordedEngine:
     def _take_experts(self, routing: Routing, rows: Any, sampled: Sampled) -> None:
         cum_len = len(self._prompt.ids) + len(sampled.token_ids)
         try:
-            sampled.extras = {NAME: routing.extra(rows, prev_len=self._prev_len, cum_len=cum_len)}
+            sampled.extras = {NAME: routing.envelope(rows, prev_len=self._prev_len, cum_len=cum_len)}
         except ValueError:
             sampled.fault = "extras_invalid"
 
