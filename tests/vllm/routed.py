@@ -1,7 +1,8 @@
 """Run by vLLM's interpreter: a tiny mixture-of-experts model samples, and its routed experts go through the recorder.
 
 vLLM delivers routed experts only under its second model runner, which needs Triton and does not run on CPUs. Here its
-own capturer is bound to the model by hand and what it caught is put where vLLM puts it; all else is as in a worker. Prints
+own capturer is bound to the model by hand and what it caught is put where vLLM puts it; all else is as in a worker.
+Prints
 the extras of a root and of its child, and what transformers says of the same ids, as JSON.
 """
 

@@ -40,8 +40,8 @@ class WorkerFleet:
     """Some workers over one lake. Used by one thread at a time.
 
     `path`: the lake's folder, as every node sees it. `workers`: how many; they are `worker-0`, `worker-1`, ...
-    `arguments`: those of `tokenlake worker` but for the lake, the id, the host and the port. `options`: Ray's options for
-    each actor (`num_gpus`, `resources`, `runtime_env`, ...). `python`: an interpreter of every node that has what
+    `arguments`: those of `tokenlake worker` but for the lake, the id, the host and the port. `options`: Ray's options
+    for each actor (`num_gpus`, `resources`, `runtime_env`, ...). `python`: an interpreter of every node that has what
     `arguments` ask for. `key`: what vLLM takes as its API key. `deadline_s`: the longest that a worker may take to come
     up. Without a running Ray it joins the one of `RAY_ADDRESS` or of this machine; raises `ConfigError` where there is
     none, or where a worker does not come up.
