@@ -29,8 +29,7 @@ def test_random_conversations_are_exact_and_alike_whole_and_streamed(
             name = f"{group}c{seed}"
             pair = door.register(name, n=2)
             played = [
-                Conversation(door, rollout, seed, bool(stream))
-                for rollout, stream in zip(pair, (False, True), strict=True)
+                Conversation(door, rollout, seed, stream) for rollout, stream in zip(pair, (False, True), strict=True)
             ]
             for conversation in played:
                 conversation.play()
