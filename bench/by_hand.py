@@ -1,11 +1,11 @@
 """Verify and linearize without SQL: what `linear_rows` is measured against.
 
-`numpy_row` is what a careful person writes by hand: the digests hash the arrays' own bytes and every check is one
-vectorized expression. `numpy_table` does the same for every record that the lake's own reader found on disk, and so
-shows what the format costs by itself, without SQL. `python_row` holds the same tokens in lists and looks at one token
-at a time: each id is packed on its own, each mask and log-probability is compared on its own. All check the same
-things; `numpy_row` and `python_row` start from records that are already in memory, so neither pays for reading a file
-or for finding the chain.
+`numpy_row` is what a careful person writes by hand: the digests hash the arrays' own bytes and every other check is one
+vectorized expression over the whole row. `numpy_table` does the same for every record that the lake's own reader found
+on disk, and so shows what the format costs by itself, without SQL. `python_row` holds the same tokens in lists and
+looks at one token at a time: each id is packed on its own, each mask and log-probability is compared on its own. All
+check the same things; `numpy_row` and `python_row` start from records that are already in memory, so neither pays for
+reading a file or for finding the chain.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["ArrayRecord", "ListRecord", "array_records", "list_records", "numpy_
 
 Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.float32]]
 _SENTINEL = -9999.0
+_NO_NULLS = bytes(8)
 _u64 = struct.Struct("<Q").pack
 _i64 = struct.Struct("<q").pack
 _i32 = struct.Struct("<i").pack
@@ -149,31 +150,34 @@ def numpy_row(records: Sequence[ArrayRecord]) -> Row:
     """Verify the chain and return its row; raises ValueError at the first call that is not what was sampled."""
     parent: str | None = None
     chain: bytes | None = None
+    starts: list[int] = []
     length = 0
     for record in records:
         tags, ids, mask, logprobs = record.tags, record.token_ids, record.token_mask, record.logprobs
         count = len(ids)
         _check(tags.parent_call_id == parent and tags.prev_len == length, tags, "parent")
         _check(count == len(mask) == len(logprobs) and tags.cum_len == length + count, tags, "lengths")
-        chain = hashlib.sha256(_chain_head(chain, count) + ids.tobytes()).digest()
+        hashed = hashlib.sha256(_chain_head(chain, count))
+        hashed.update(ids.data)
+        chain = hashed.digest()
         _check(chain == tags.chain_hash, tags, "chain hash")
-        digest = hashlib.sha256(_head(tags, chain))
-        for array in (ids, mask, logprobs):
-            digest.update(_u64(count))
-            digest.update(array.data)
-            digest.update(_u64(0))
-        _check(digest.digest() == tags.digest, tags, "digest")
-        first = int(mask.argmax())
-        sampled = logprobs[first:]
-        _check((ids >= 0).all() and mask[first:].all() and mask.max() <= 1, tags, "ids and mask")
-        _check(not logprobs[:first].any(), tags, "logprobs of the prompt")
-        _check(np.isfinite(sampled).all() and (sampled <= 0).all() and (sampled > _SENTINEL).all(), tags, "logprobs")
+        size, no_nulls = _u64(count), _NO_NULLS
+        arrays = (size, ids.data, no_nulls, size, mask.data, no_nulls, size, logprobs.data, no_nulls)
+        _check(hashlib.sha256(b"".join((_head(tags, chain), *arrays))).digest() == tags.digest, tags, "digest")
+        starts.append(length)
         parent, length = tags.call_id, tags.cum_len
-    return (
-        np.concatenate([record.token_ids for record in records]),
-        np.concatenate([record.token_mask for record in records]),
-        np.concatenate([record.logprobs for record in records]),
-    )
+    tags = records[0].tags
+    ids = np.concatenate([record.token_ids for record in records])
+    mask = np.concatenate([record.token_mask for record in records])
+    logprobs = np.concatenate([record.logprobs for record in records])
+    sampled = logprobs[mask == 1]
+    _check(ids.min() >= 0 and mask.max() <= 1, tags, "ids and mask")
+    # A call's sampled tokens are its last: the mask falls only where a call begins.
+    falls = np.flatnonzero(mask[1:] < mask[:-1]) + 1
+    _check(np.isin(falls, starts).all(), tags, "order of the mask")
+    _check(np.count_nonzero(logprobs) == np.count_nonzero(sampled), tags, "logprobs of the prompt")
+    _check(np.isfinite(sampled).all() and sampled.max() <= 0 and sampled.min() > _SENTINEL, tags, "logprobs")
+    return ids, mask, logprobs
 
 
 def numpy_table(deltas: pa.Table) -> list[Row]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["LONG", "either"]
+import pytest
+
+__all__ = ["LONG", "ONLY_LONG", "either"]
 
 LONG = "TOKENLAKE_TEST_LONG" in os.environ
+ONLY_LONG = pytest.mark.skipif(not LONG, reason="TOKENLAKE_TEST_LONG is not set")
 
 
 def either(short: int, long: int) -> int:

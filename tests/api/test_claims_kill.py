@@ -19,13 +19,12 @@ import pytest
 
 import tokenlake
 from tests.finalize.conftest import Field, group
-from tests.long import LONG
+from tests.long import ONLY_LONG
 from tokenlake.api.client import Client
 
 TOKEN = "a-control-token-for-this-test"
 TRAINER = Path(__file__).with_name("claiming_trainer.py")
 NAMES = [f"g{number:02d}" for number in range(8)]
-ONLY_LONG = pytest.mark.skipif(not LONG, reason="TOKENLAKE_TEST_LONG is not set")
 
 
 class Process:

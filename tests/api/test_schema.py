@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.api.conftest import TOKEN, Opener
+from tests.long import ONLY_LONG
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -28,7 +29,7 @@ PINNED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["positive", "negative"])
+@pytest.mark.parametrize("mode", ["positive", pytest.param("negative", marks=ONLY_LONG)])
 def test_every_route_answers_as_its_schema_says(opened: Opener, mode: str) -> None:
     from schemathesis import GenerationMode, checks
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.finalize.conftest import Field, group
+from tests.long import either
 from tokenlake import sql
 from tokenlake.errors import ConfigError
 from tokenlake.finalize.advantages import group_advantages, trained_tokens
@@ -97,7 +98,7 @@ def test_sql_and_torch_agree_to_the_last_bit_in_any_order_of_rows(groups: Groups
 
 
 @given(st.lists(st.integers(-50, 50).map(lambda n: n / 8), min_size=2, max_size=9), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=either(20, 100), deadline=None)
 def test_the_numbers_are_those_of_the_definition(valid: list[float], placeholders: int) -> None:
     rows = in_sql([[(reward, 1) for reward in [*valid, *[None] * placeholders]]], 0)
     for row in rows:

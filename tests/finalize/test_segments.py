@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.finalize.conftest import Field, Record, call
+from tests.long import either
 from tests.sql.records import connect
 from tokenlake.api.serve import embedded
 from tokenlake.api.service import Service
@@ -82,7 +83,7 @@ def rows_of(turns: Sequence[Turn], terminal: int) -> list[Record]:
 
 
 @given(attempts())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=either(10, 50), deadline=None)
 def test_every_sampled_token_of_every_valid_chain_is_trained_exactly_once(attempt: tuple[list[Turn], int]) -> None:
     turns, terminal = attempt
     rows = rows_of(turns, terminal)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.long import ONLY_LONG
 from tokenlake import open as open_lake
 from tokenlake.api.demo.curves import draw
 from tokenlake.api.demo.gauges import gate_metrics
@@ -32,7 +33,7 @@ def _state_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["tokens", "text"])
+@pytest.mark.parametrize("data", ["tokens", pytest.param("text", marks=ONLY_LONG)])
 def test_steps_go_on_while_rollouts_do_and_captured_rows_agree_with_their_sampler(tmp_path: Path, data: str) -> None:
     options = Options(steps=3, groups=2, rollouts=4, ahead=3, data=data)
     log = tmp_path / "train.jsonl"

@@ -225,7 +225,7 @@ def test_threads_on_one_lake_get_their_own_answers(lake: OwnedLake) -> None:
     stop = threading.Event()
 
     def ask(k: int, reader: Lake) -> None:
-        for i in range(either(20, 60)):
+        for i in range(either(10, 60)):
             wanted = (i * 7 + k) % 40
             for each in (lake, reader):
                 query = "SELECT call_id, len(token_ids) FROM deltas WHERE call_id = ?"
