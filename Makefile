@@ -14,7 +14,7 @@ STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)';
 RAY_STAMP := $(STAMP)-ray
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.ready-$(shell cat pyproject.toml tests/vllm/requirements.txt | cksum | tr -s ' ' -)
-PEERS_STAMP := .bench/nemo-gym/.ready
+PEERS_STAMP := .bench/nemo-gym/.ready-$(shell cksum < pyproject.toml | tr -s ' ' -)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo train test test-vllm test-ray test-gym crash lint format bench clean
