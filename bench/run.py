@@ -139,6 +139,13 @@ def linearizing(size: Size, seed: int, scratch: Path) -> list[Contender]:
         ("tokenlake, its deltas by hand, lake open", numpy, lambda: tokenlake_rows.deltas_by_hand(lake)),
         ("per-token Python, from memory", numpy, lambda: _timed(lambda: [by_hand.python_row(r) for r in lists])),
     ]
+    return _rows_a_second(rows, size_of=(count, calls, delta))
+
+
+def _rows_a_second(
+    rows: Sequence[tuple[str, str | None, Callable[[], Timing]]], size_of: tuple[int, int, int]
+) -> list[Contender]:
+    count, calls, delta = size_of
     tokens = count * calls * delta
     return [
         Contender(work="W3", name=name, against=against, run=run, units=count, tokens=tokens, unit="rows")
@@ -158,11 +165,7 @@ def linearizing_much(size: Size, seed: int, scratch: Path) -> list[Contender]:
         (numpy, None, lambda: _timed(lambda: [by_hand.numpy_row(records) for records in arrays])),
         (f"tokenlake, SQL views, fresh open, {count:,} rows", numpy, lambda: tokenlake_rows.linear_rows(path)[0]),
     ]
-    tokens = count * calls * delta
-    return [
-        Contender(work="W3", name=name, against=against, run=run, units=count, tokens=tokens, unit="rows")
-        for name, against, run in rows
-    ]
+    return _rows_a_second(rows, size_of=(count, calls, delta))
 
 
 def nemo_gym(size: Size, seed: int, scratch: Path, python: Path) -> list[Contender]:
