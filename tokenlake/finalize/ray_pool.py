@@ -4,8 +4,6 @@ Each actor opens the lake's folder for reading, on whatever node it lives, so th
 a shared file system. Shards of groups go to the actors, rows and verdicts come back through Ray's object store, and the
 owner alone writes. An actor or node that dies is started again and its shards are judged again; a judgement changes
 nothing, so the rows are the same bytes whoever made them, and however often.
-
-Source of the guarantees: Ray's actor fault tolerance (`max_restarts`, `max_task_retries`).
 """
 
 from __future__ import annotations
@@ -17,15 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from tokenlake import sql
-from tokenlake.errors import ConfigError, Deadline, EngineFailed, MissingExtra, TokenlakeError
+from tokenlake.actors import actor_of, answer, end, join, node_address
+from tokenlake.errors import ConfigError, Deadline
 from tokenlake.finalize.judge import Judgement, judge, shards
 from tokenlake.store.reader import Lake
-
-try:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError, RayTaskError
-except ImportError as error:
-    raise MissingExtra("finalizers on other machines need Ray: pip install 'tokenlake[ray]'") from error
 
 __all__ = ["FinalizerPool"]
 
@@ -53,17 +46,10 @@ class FinalizerPool:
     ) -> None:
         if actors < 1:
             raise ConfigError("a finalizer pool has at least 1 actor")
-        if not ray.is_initialized():
-            try:
-                ray.init(address="auto", log_to_driver=False)
-            except ConnectionError as error:
-                raise ConfigError(
-                    f"there is no Ray to run finalizers on ({error}): `ray start --head`, or set RAY_ADDRESS"
-                ) from error
+        join()
         self._path = path.absolute()
         self._deadline_s = deadline_s
-        how = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(options or {})}
-        made: Any = ray.remote(max_restarts=-1, max_task_retries=_RETRIES, **how)(Finalizer)
+        made = actor_of(Finalizer, options, max_task_retries=_RETRIES)
         self._actors: list[Any] = [made.remote(str(self._path)) for _ in range(actors)]
 
     def __call__(self, due: Sequence[str], *, now: int, upto: int) -> Iterator[Judgement]:
@@ -81,8 +67,7 @@ class FinalizerPool:
 
     def close(self) -> None:
         """End the actors. Idempotent."""
-        for actor in self._actors:
-            ray.kill(actor)
+        end(self._actors)
         self._actors = []
 
     def __enter__(self) -> Self:
@@ -92,17 +77,7 @@ class FinalizerPool:
         self.close()
 
     def _answer(self, waiting: Any) -> Judgement:
-        try:
-            return ray.get(waiting, timeout=self._deadline_s)
-        except RayTaskError as error:
-            cause: Any = error.cause
-            if isinstance(cause, TokenlakeError):
-                raise cause from None
-            raise
-        except GetTimeoutError as error:
-            raise Deadline(f"a finalizer of {self._path} did not answer within {self._deadline_s:g} s") from error
-        except (RayActorError, RaySystemError) as error:
-            raise EngineFailed(f"a finalizer of {self._path} died and could not go on: {error}") from error
+        return answer(waiting, f"a finalizer of {self._path}", self._deadline_s)
 
 
 class Finalizer:
@@ -120,7 +95,7 @@ class Finalizer:
         while not self._sees(upto):
             if time.monotonic() > until:
                 raise Deadline(
-                    f"event {upto} of {self._lake.path} is not to be seen from {ray.util.get_node_ip_address()}: the "
+                    f"event {upto} of {self._lake.path} is not to be seen from {node_address()}: the "
                     "folder there is not the owner's",
                     event_seq=upto,
                 )

@@ -3,8 +3,6 @@
 An actor holds one worker process and nothing of its own: what is captured, checked and failed is what it would be
 without Ray. The lake's folder has to be the same one on every node: a shared file system. A worker ends with its actor,
 also when that is killed; an actor that Ray starts again has a worker at another address, of the same name.
-
-Source of the guarantees: Ray's actor fault tolerance (`max_restarts`).
 """
 
 from __future__ import annotations
@@ -20,15 +18,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self, cast
 
-from tokenlake.errors import ConfigError, Conflict, Deadline, EngineFailed, MissingExtra, TokenlakeError
+from tokenlake.actors import actor_of, answer, end, join, node_address
+from tokenlake.errors import ConfigError, Conflict, EngineFailed
 from tokenlake.ingest.capture_ask import CAPTURE_PATH, WEIGHTS_PATH
 from tokenlake.ingest.versions import version_of
-
-try:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-except ImportError as error:
-    raise MissingExtra("capture workers on other machines need Ray: pip install 'tokenlake[ray]'") from error
 
 __all__ = ["WorkerFleet"]
 
@@ -60,16 +53,9 @@ class WorkerFleet:
     ) -> None:
         if workers < 1:
             raise ConfigError("a fleet has at least 1 worker")
-        if not ray.is_initialized():
-            try:
-                ray.init(address="auto", log_to_driver=False)
-            except ConnectionError as error:
-                raise ConfigError(
-                    f"there is no Ray to run workers on ({error}): `ray start --head`, or set RAY_ADDRESS"
-                ) from error
+        join()
         self._deadline_s = deadline_s
-        how = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(options or {})}
-        made: Any = ray.remote(max_restarts=-1, **how)(HostedWorker)
+        made = actor_of(HostedWorker, options)
         command = [python, "-m", "tokenlake.api.cli", "worker", "--with-parent", "--lake", str(path.absolute())]
         self._actors: dict[str, Any] = {
             name: made.remote([*command, "--worker-id", name, *arguments], key, deadline_s)
@@ -95,8 +81,7 @@ class WorkerFleet:
 
     def close(self) -> None:
         """End the workers and their actors. Idempotent."""
-        for actor in self._actors.values():
-            ray.kill(actor)
+        end(self._actors.values())
         self._actors = {}
 
     def __enter__(self) -> Self:
@@ -108,20 +93,7 @@ class WorkerFleet:
     def _each(self, ask: Callable[[Any], Any]) -> dict[str, Any]:
         """Ask all at once."""
         waiting = {name: ask(actor) for name, actor in self._actors.items()}
-        return {name: self._answer(name, answer) for name, answer in waiting.items()}
-
-    def _answer(self, name: str, waiting: Any) -> Any:
-        try:
-            return ray.get(waiting, timeout=self._deadline_s)
-        except RayTaskError as error:
-            cause: Any = error.cause
-            if isinstance(cause, TokenlakeError):
-                raise cause from None
-            raise
-        except GetTimeoutError as error:
-            raise Deadline(f"worker {name} did not answer within {self._deadline_s:g} s") from error
-        except RayActorError as error:
-            raise EngineFailed(f"worker {name} is gone: {error}") from error
+        return {name: answer(each, f"worker {name}", self._deadline_s) for name, each in waiting.items()}
 
 
 class HostedWorker:
@@ -150,7 +122,7 @@ class HostedWorker:
 
     def _start(self) -> None:
         """The process writes where the actor does: Ray keeps it with the actor's log."""
-        host = ray.util.get_node_ip_address()
+        host = node_address()
         with socket.create_server((host, 0)) as free:
             port = free.getsockname()[1]
         self._listens = (host, port)
@@ -176,13 +148,13 @@ class HostedWorker:
         try:
             secret = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
             connection.request(method, path, json.dumps(body), {"Content-Type": "application/json", **secret})
-            answer = connection.getresponse()
-            said: Any = json.loads(answer.read())
+            heard = connection.getresponse()
+            said: Any = json.loads(heard.read())
         except (HTTPException, OSError, ValueError) as error:
             raise EngineFailed(f"the worker at {host}:{port} does not answer: {error}") from error
         finally:
             connection.close()
-        if answer.status != 200:
-            refused = Conflict if answer.status == 409 else EngineFailed
-            raise refused(f"the worker at {host}:{port} answered {answer.status} to {method} {path}")
+        if heard.status != 200:
+            refused = Conflict if heard.status == 409 else EngineFailed
+            raise refused(f"the worker at {host}:{port} answered {heard.status} to {method} {path}")
         return cast("dict[str, Any]", said)
