@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tokenlake.store import facts
+from tokenlake.store.sequence import pack
 
 NAN, INF = float("nan"), float("inf")
 SOUND: tuple[Any, ...] = ([1, 2, 3], [0, 1, 1], [0.0, -0.5, -2.0])
@@ -44,7 +45,7 @@ def facts_of(vocab_size: int | None, *deltas: tuple[Any, ...]) -> list[dict[str,
     ]
     none = pa.nulls(len(deltas), pa.binary(32))
     sizes = pa.array([vocab_size] * len(deltas), pa.int64())
-    return facts.struct_of(none, none, *facts.of_arrays(sizes, *arrays)).to_pylist()
+    return facts.struct_of(none, none, pack(arrays), *facts.of_arrays(sizes, *arrays)).to_pylist()
 
 
 @pytest.mark.parametrize("vocab_size", [10, None])
@@ -53,7 +54,7 @@ def test_an_odd_delta_among_sound_ones_changes_nothing_for_them(vocab_size: int 
     found = facts_of(vocab_size, *mixed)
     assert found[::2] == facts_of(vocab_size, SOUND) * len(ODD)
     for odd, said in zip(ODD.values(), found[1::2], strict=True):
-        assert list(said.values())[2:] == list(facts._of_one(vocab_size, *odd))
+        assert list(said.values())[3:] == list(facts._of_one(vocab_size, *odd))
 
 
 def test_each_odd_delta_is_told_by_its_fact() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenlake.store.sequence import PACKED
+
 __all__ = ["FACTS", "of_arrays", "struct_of"]
 
 _INT, _BOOL = pa.int32(), pa.bool_()
@@ -35,7 +37,7 @@ _ARRAY_FACTS = {
     "logprobs_no_sentinel": _BOOL,
     "logprobs_zero_unsampled": _BOOL,
 }
-FACTS = pa.struct({"digest": pa.binary(32), "chain_hash": pa.binary(32), **_ARRAY_FACTS})
+FACTS = pa.struct({"digest": pa.binary(32), "chain_hash": pa.binary(32), "packed": PACKED, **_ARRAY_FACTS})
 """Lengths and `first_sampled`, which counts from 1, are NULL where there is no array or no sampled token; `mask_sound`:
 zeros, then ones. A fact has nothing against an array that is absent, but for `ids_whole` and `mask_sound`."""
 
@@ -43,10 +45,10 @@ _SOUND = (True,) * (len(_ARRAY_FACTS) - 4)
 _Facts = tuple[Any, ...]
 
 
-def struct_of(digests: pa.Array, chain_hashes: pa.Array, *columns: pa.Array) -> pa.Array:
+def struct_of(*columns: pa.Array) -> pa.Array:
     """A vector of `FACTS`."""
     names = [FACTS.field(i).name for i in range(FACTS.num_fields)]
-    return pa.StructArray.from_arrays([digests, chain_hashes, *columns], names=names)
+    return pa.StructArray.from_arrays(list(columns), names=names)
 
 
 def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.Array) -> list[pa.Array]:

@@ -8,6 +8,7 @@ the view that compares it says what is wrong. Deltas, of which there are many, a
     tl_chain_hash(parent, token_ids)              chain hash of a delta after its parent's
     tl_delta_digest(schema_version, ...)          digest of a delta record, its arguments as in `_DELTA_ARGUMENTS`
     tl_delta_facts(parent, vocab_size, ...)       both of these at once, and what `facts` says of the arrays
+    tl_sequence(packed, token_ids, ...)           the arrays of a chain: see `sequence`
     tl_row_digest(schema_version, ...)            digest of a row, its arguments as those of `digest.row_digest`
     tl_event_hash(event)                          hash of a lineage event, given as a struct of all its columns
 """
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import sqltypes
 
-from tokenlake.store import digest, facts, framing
+from tokenlake.store import digest, facts, framing, sequence
 from tokenlake.store.digest import ArrayBytes
 from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.sqlfunction import add_function
@@ -78,6 +79,7 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
         {name: sql_type(ROW.field(name).type) for name in _ROW_ARGUMENTS},
         sqltypes.BLOB,
     )
+    sequence.register(con)
     add_function(con, "tl_event_hash", _digests(_event_hashes), {"event": event}, sqltypes.BLOB)
 
 
@@ -132,7 +134,7 @@ def _delta_facts(*columns: pa.ChunkedArray) -> pa.Array:
     parent, vocab_size, *delta = map(_whole, columns)
     arrays = [delta[_DELTA_ARGUMENTS.index(name)] for name in _DELTA_ARRAYS]
     digests = pa.array(_delta_digests(*delta), pa.binary()), pa.array(_chain_hashes(parent, arrays[0]), pa.binary())
-    return facts.struct_of(*digests, *facts.of_arrays(vocab_size, *arrays))
+    return facts.struct_of(*digests, sequence.pack(arrays), *facts.of_arrays(vocab_size, *arrays))
 
 
 def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> list[bytes]:

@@ -19,6 +19,7 @@ _TYPES: dict[pa.DataType, Any] = {
     pa.bool_(): sqltypes.BOOLEAN,
     pa.string(): sqltypes.VARCHAR,
     pa.binary(32): sqltypes.BLOB,
+    pa.large_binary(): sqltypes.BLOB,
     pa.timestamp("us", tz="UTC"): sqltypes.TIMESTAMP_TZ,
 }
 

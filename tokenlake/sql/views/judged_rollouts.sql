@@ -1,9 +1,9 @@
 -- what: every place of every group with its verdict and, when it has a terminal, its sequence: what `rollouts`,
---   `linear_rows` and `publishable_rows` are cut from, so that tokens are read once. Arrays are put in order after
---   the fold, which is cheaper than ordering tokens inside it; a second copy of a record counts once. Without a
---   terminal the first root is read for its prompt and the first orphan for its reason. `segments`: where every chain
---   becomes a row, those beside that of the terminal chain (chain 0). A chain that would not be valid as a row, or
---   holds no sampled token that another row does not, is none of them
+--   `linear_rows` and `publishable_rows` are cut from, so that tokens are read once. Arrays are gathered as
+--   bytes and read as lists after the fold, those of a very long attempt as lists throughout; a second copy of a record
+--   counts once. Without a terminal the first root is read for its prompt and the first orphan for its reason.
+--   `segments`: where every chain becomes a row, those beside that of the terminal chain (chain 0). A chain that would
+--   not be valid as a row, or holds no sampled token that another row does not, is none of them
 -- grain: rollout
 -- reads: rollout_trees, verified_calls, placeholder_reason, segment_row, known_range, common_value
 CREATE OR REPLACE VIEW judged_rollouts WITH (DEFER_BINDING) AS
@@ -43,6 +43,7 @@ placed AS (
         terminal_reason,
         truncated,
         side_chains,
+        attempt_tokens > 200000 AS long,
         unnest(call_ids) AS call_id,
         unnest(chains) AS chain,
         generate_subscripts(call_ids, 1)::INTEGER - 1 AS position
@@ -65,9 +66,13 @@ folded AS (
         list(placed.position) FILTER (placed.chain = 0) AS positions,
         list(placed.call_id) FILTER (placed.chain = 0) AS call_ids,
         list(calls.sampled_tokens) FILTER (placed.chain = 0) AS sampled_tokens,
-        list(calls.token_ids) FILTER (placed.chain = 0) AS token_ids,
-        list(calls.token_mask) FILTER (placed.chain = 0) AS token_mask,
-        list(calls.logprobs) FILTER (placed.chain = 0) AS logprobs,
+        list(CASE WHEN NOT placed.long THEN calls.facts.packed END) FILTER (placed.chain = 0) AS packed,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_ids END) FILTER (placed.chain = 0)
+            AS token_ids,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_mask END) FILTER (placed.chain = 0)
+            AS token_mask,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.logprobs END) FILTER (placed.chain = 0)
+            AS logprobs,
         count(*) FILTER (placed.chain = 0) AS records,
         max(placed.position) FILTER (placed.chain = 0) + 1 AS turns,
         list(calls.weight_version) FILTER (placed.chain = 0) AS weight_versions,
@@ -89,9 +94,9 @@ folded AS (
             'sound': calls.reason IS NULL,
             'call_id': placed.call_id,
             'sampled_tokens': calls.sampled_tokens,
-            'token_ids': calls.token_ids,
-            'token_mask': calls.token_mask,
-            'logprobs': calls.logprobs,
+            'token_ids': CASE WHEN placed.chain > 0 THEN calls.token_ids END,
+            'token_mask': CASE WHEN placed.chain > 0 THEN calls.token_mask END,
+            'logprobs': CASE WHEN placed.chain > 0 THEN calls.logprobs END,
             'weight_version': calls.weight_version,
             'weight_version_end': calls.weight_version_end,
             'temperature': calls.temperature,
@@ -131,7 +136,7 @@ joined AS (
     SELECT
         * EXCLUDE (
             head, side_chains, side_records, positions, places,
-            call_ids, sampled_tokens, token_ids, token_mask, logprobs,
+            call_ids, sampled_tokens, packed, token_ids, token_mask, logprobs,
             weight_versions, weight_versions_end, temperatures, logprob_modes
         ),
         head.rollout_index,
@@ -156,9 +161,12 @@ joined AS (
             WHEN terminal_call_id IS NULL THEN 0
             ELSE coalesce(list_sum(list_select(sampled_tokens, places)), 0)::BIGINT
         END AS sampled_tokens,
-        flatten(list_select(token_ids, places)) AS input_ids,
-        flatten(list_select(token_mask, places)) AS token_mask,
-        flatten(list_select(logprobs, places)) AS logprobs,
+        tl_sequence(
+            list_select(packed, places),
+            list_select(token_ids, places),
+            list_select(token_mask, places),
+            list_select(logprobs, places)
+        ) AS sequence,
         CASE
             WHEN side_records IS NOT NULL
                 THEN [
@@ -250,8 +258,11 @@ reasoned AS (
 )
 
 SELECT
-    *,
-    input_ids[1:prompt_len] AS prompt_ids,
+    * EXCLUDE (sequence),
+    sequence.token_ids AS input_ids,
+    sequence.token_mask AS token_mask,
+    sequence.logprobs AS logprobs,
+    sequence.token_ids[1:prompt_len] AS prompt_ids,
     placeholder_reason(word, CASE WHEN end_reason IS NULL THEN 'capture_failed' ELSE 'rollout_failed' END) AS reason,
     CASE
         WHEN state IN ('open', 'frozen') THEN 'open'

@@ -42,6 +42,7 @@ WITH folded AS (
         ) AS wanted,
         count(calls.call_id) AS calls,
         coalesce(sum(calls.sampled_tokens), 0)::BIGINT AS attempt_sampled_tokens,
+        coalesce(sum(calls.delta_len), 0)::BIGINT AS attempt_tokens,
         coalesce(
             list({
                 'event_order': row(calls.at, calls.event_writer, calls.event_seq),
@@ -134,6 +135,7 @@ SELECT
     head,
     calls,
     attempt_sampled_tokens,
+    attempt_tokens,
     call_ids,
     parents,
     call_ids[terminal_number] AS terminal_call_id,

@@ -1,7 +1,7 @@
 -- what: every committed call with its delta, and the outcome of every check that one record can fail. A check that has
 --   nothing to look at passes: the absence is a finding of its own. `other_record`: the record is not the one that was
---   committed. `facts`: what its arrays come to, digests included, computed from their bytes. `reason`: the first
---   fault in a fixed order; NULL when the record is sound
+--   committed. `facts`: what its arrays come to, digests included, computed from their bytes, and those bytes
+--   (`packed`) where they are whole. `reason`: the first fault in a fixed order; NULL when the record is sound
 -- grain: call x record (one, unless a second was staged)
 -- reads: committed_calls, deltas, rootless_calls, retirements, model_in_force
 CREATE OR REPLACE VIEW verified_calls WITH (DEFER_BINDING) AS
