@@ -70,6 +70,7 @@ class Housekeeper:
                 groups, done = retired.groups, retired.compaction
             else:
                 done = self._lake.compact(min_records=self._settings.compact_min_records)
+            self._lake.snapshot()
         except Exception as error:  # noqa: BLE001 - the border of the background: nobody else would hear of it
             known = isinstance(error, TokenlakeError)
             self._metrics.upkeep_failures.labels(type(error).__name__).inc()

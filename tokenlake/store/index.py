@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from tokenlake.store.intake import Change, Scanned, compacted_places, segment_pa
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.schema import PLACE
 
-__all__ = ["Index", "layout"]
+__all__ = ["TABLES", "Index", "layout"]
 
-_TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_anchors")
+TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_anchors")
+"""What an index remembers."""
 _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
 _GROUP = ("index/group_events", "index/group_places", "index/group_rows")
 _FORGET = {"lineage": "index/forget_events", "deltas": "index/forget_places", "rows": "index/forget_rows"}
@@ -54,7 +55,7 @@ _ROW_PLACES = pa.schema(
 
 def layout() -> str:
     """What stands for the tables of an index of this version: a digest of their definitions."""
-    return hashlib.sha256("".join(sql.read(f"tables/{name}") for name in _TABLES).encode()).hexdigest()
+    return hashlib.sha256("".join(sql.read(f"tables/{name}") for name in TABLES).encode()).hexdigest()
 
 
 class Index:
@@ -62,6 +63,8 @@ class Index:
 
     def __init__(self, root: Path, con: duckdb.DuckDBPyConnection) -> None:
         self.root = root
+        self.when_closed: Callable[[], object] | None = None
+        """Called once the database is closed."""
         self.maps = SegmentMaps(root)
         self.fetcher = Fetcher(self.maps, self._moved)
         self._con = con
@@ -69,7 +72,7 @@ class Index:
         self._cursors = threading.Lock()
         self.fetcher.register(con)
         functions.register(con)
-        for name in (*_TABLES, *_VIEWS):
+        for name in (*TABLES, *_VIEWS):
             con.execute(sql.read(f"tables/{name}"))
         self._viewed: set[str] = set()
         known = con.execute(sql.read("index/known_segments")).fetchall()
@@ -156,6 +159,8 @@ class Index:
         with self._refreshing, self._cursors:
             self._con.close()
             self.maps.clear()
+        if self.when_closed is not None:
+            self.when_closed()
 
 
 def _apply(con: duckdb.DuckDBPyConnection, change: Change) -> None:

@@ -33,6 +33,7 @@ from tokenlake.store.recover import recover_directory
 from tokenlake.store.rowfile import RowWriter
 from tokenlake.store.schema import DELTA, FORMAT_VERSION
 from tokenlake.store.segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_ELEMENTS, make_directory
+from tokenlake.store.snapshot import remove_snapshot, write_snapshot
 from tokenlake.store.space import FreeSpace
 
 __all__ = ["OwnedLake"]
@@ -243,6 +244,11 @@ class OwnedLake:
         finally:
             lock.release()
 
+    def snapshot(self) -> bool:
+        """Write down what readers of a large lake open quickly by, if enough is new; whether it was written."""
+        self.refresh()
+        return write_snapshot(self.path, self._index)
+
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
         self._check()
@@ -250,6 +256,7 @@ class OwnedLake:
         with self._mutex:
             self._index.close()
             remove_index(self.path)
+            remove_snapshot(self.path)
             self._index = open_index(self.path)
         seconds = time.monotonic() - start
         _log.info("index of %s was rebuilt in %.2f s", self.path, seconds)
@@ -264,6 +271,7 @@ class OwnedLake:
         for writer in self._writers.values():
             writer.close()
         self.lineage.close()
+        write_snapshot(self.path, self._index)
         self._index.close()
         self._lock.release()
 

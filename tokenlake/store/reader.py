@@ -21,6 +21,7 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
 from tokenlake.store.query import fetch_table, run_query
+from tokenlake.store.snapshot import open_snapshot
 
 __all__ = ["Lake", "open"]
 
@@ -91,6 +92,13 @@ class Lake:
         self._indexes: dict[bool, Index] = {}
 
     def _build(self) -> Index:
+        index = open_snapshot(self.path, self._config)
+        if index is not None:
+            try:
+                index.refresh()
+                return index
+            except duckdb.Error:
+                index.close()
         index = Index(self.path, duckdb.connect(":memory:", config=self._config))
         index.refresh()
         return index

@@ -1,0 +1,172 @@
+"""A reader that starts from the owner's snapshot answers as one that read every file."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import tokenlake
+from tokenlake.store import intake, snapshot
+from tokenlake.store.delta import Delta
+from tokenlake.store.lake import OwnedLake
+
+Make = Callable[..., Delta]
+RELATIONS = ("lineage", "deltas", "rows", "lake_findings")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every lake is worth a snapshot, and what readers copy lies where a test can look."""
+    monkeypatch.setattr(snapshot, "_LEAST", 1)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+
+
+def write(lake: OwnedLake, make_delta: Make, groups: range) -> None:
+    writer = lake.delta_writer("w0")
+    for group in groups:
+        lake.lineage.append("group_registered", group_id=f"g{group}", n=1)
+        for call in range(3):
+            name = f"g{group}_g0"
+            writer.stage(make_delta(f"{name}c{call}", rollout_id=name, first=100 * group + call))
+            lake.lineage.append("call_committed", rollout_id=name, call_id=f"{name}c{call}")
+
+
+@pytest.fixture
+def path(tmp_path: Path, make_delta: Make) -> Path:
+    """A closed lake with a snapshot."""
+    with OwnedLake.open(tmp_path / "lake") as lake:
+        write(lake, make_delta, range(5))
+        lake.refresh()
+    assert len(snapshots(tmp_path / "lake")) == 1
+    return tmp_path / "lake"
+
+
+def snapshots(path: Path) -> list[Path]:
+    return list(path.glob("index.snapshot.*"))
+
+
+def everything(path: Path) -> dict[str, list[Any]]:
+    with tokenlake.open(path) as reader:
+        return {name: sorted(reader.sql(f"SELECT * FROM {name}").fetchall(), key=repr) for name in RELATIONS}
+
+
+def from_files(path: Path) -> dict[str, list[Any]]:
+    snapshot.remove_snapshot(path)
+    return everything(path)
+
+
+def test_a_snapshot_saves_reading_what_it_knows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[int] = []
+    walk = intake.walk
+
+    def counting(view: memoryview, start: int, end: int, *rest: Any) -> Any:
+        found = walk(view, start, end, *rest)
+        walked.append(len(found.found))
+        return found
+
+    monkeypatch.setattr(intake, "walk", counting)
+    said = everything(path)
+    assert sum(walked) <= 1  # the event that the owner wrote when it closed
+    assert said == from_files(path)
+    assert sum(walked) > 30
+
+
+def test_what_was_written_since_is_taken_in(path: Path, make_delta: Make) -> None:
+    with OwnedLake.open(path) as lake, tokenlake.open(path) as reader:
+        write(lake, make_delta, range(5, 6))
+        assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(15,)]
+        reader.refresh()
+        assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(18,)]
+        before = everything(path)
+        assert lake.compact().replaced > 0
+        reader.refresh()
+        assert reader.sql("SELECT count(*), count(DISTINCT call_id) FROM deltas").fetchall() == [(18, 18)]
+        after = everything(path)
+        assert after["deltas"] == before["deltas"]
+        assert after == from_files(path)
+
+
+def test_it_is_written_again_once_a_quarter_is_new(path: Path, make_delta: Make) -> None:
+    with OwnedLake.open(path) as lake:
+        assert not lake.snapshot()
+        write(lake, make_delta, range(5, 9))
+        assert lake.snapshot()
+        assert not lake.snapshot()
+    assert len(snapshots(path)) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "a byte", "empty", "no database", "other tables"])
+def test_one_that_cannot_be_used_costs_only_time(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = snapshots(path)
+    size = file.stat().st_size
+    if damage == "cut":
+        os.truncate(file, size // 2)
+    elif damage == "empty":
+        os.truncate(file, 0)
+    elif damage == "a byte":
+        raw = bytearray(file.read_bytes())
+        raw[size // 2] ^= 1
+        file.write_bytes(raw)
+    elif damage == "no database":
+        file.write_bytes(b"x" * size)
+        rename_to_digest(file)
+    else:
+        con = duckdb.connect(str(file))
+        con.execute("UPDATE tl_layout SET layout = 'older'")
+        con.close()
+        rename_to_digest(file)
+    with caplog.at_level(logging.WARNING):
+        said = everything(path)
+    assert len(said["deltas"]) == 15
+    assert said == from_files(path)
+    assert bool(caplog.records) == (damage != "other tables")
+
+
+def rename_to_digest(file: Path) -> None:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.rename(file.with_name(f"index.snapshot.{digest}.duckdb"))
+
+
+def test_a_segment_that_another_file_stands_for_is_read_again(path: Path) -> None:
+    (segment,) = path.glob("lineage/gate/*.arrow")
+    copy = segment.with_suffix(".copy")
+    copy.write_bytes(segment.read_bytes())
+    copy.rename(segment)
+    said = everything(path)
+    assert len({event[1] for event in said["lineage"]}) == len(said["lineage"])
+    assert said == from_files(path)
+
+
+def test_a_readers_copy_goes_with_it_and_not_with_a_forked_child(path: Path, tmp_path: Path) -> None:
+    with tokenlake.open(path) as reader:
+        child = os.fork()
+        if child == 0:
+            reader.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(list((tmp_path / "scratch").iterdir())) == 1
+        reader.refresh()
+        assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(15,)]
+        assert len(reader.connect(groups=["g1"]).execute("SELECT * FROM deltas").fetchall()) == 3
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_disk_that_refuses_a_snapshot_is_told_and_harms_nothing(
+    path: Path, make_delta: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot.remove_snapshot(path)
+    (path / "index.snapshot.partial").mkdir()
+    with caplog.at_level(logging.WARNING), OwnedLake.open(path) as lake:
+        write(lake, make_delta, range(5, 6))
+        assert not lake.snapshot()
+    assert "was not written" in caplog.text
+    assert len(everything(path)["deltas"]) == 18
