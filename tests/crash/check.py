@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.crash.known import Known
 from tests.crash.scenario import Told, record, rows_of
+from tests.crash.shim import Shim
 from tokenlake.finalize.buffer import ReplayBuffer
 from tokenlake.finalize.publish import publish_due
 from tokenlake.store.lake import OwnedLake
@@ -13,10 +15,19 @@ from tokenlake.store.lineage import lineage_loss
 from tokenlake.store.reader import Lake
 
 
-def check(path: Path, told: Told) -> None:
-    """Open, audit and compare with the model; then go on working, and audit again. Raises `AssertionError`."""
+def check(path: Path, told: Told, known: Known, starting: Shim | None = None) -> bool:
+    """Open, audit and compare with the model; then go on working, and audit again. Raises `AssertionError`.
+
+    False: a lake that is the same once it is open was checked before. `starting` sees it start, and stop then.
+    """
     of = _by_kind(told)
+    if starting is not None:
+        starting.install()
     with OwnedLake.open(path) as lake:
+        if not known.first(lake, told):
+            return False
+        if starting is not None:
+            starting.stop()
         seen = _content(lake, of)
         _whole(lake)
         with Lake(path) as reader:
@@ -36,14 +47,7 @@ def check(path: Path, told: Told) -> None:
         faults = lake.sql("SELECT kind, rollout_id, detail FROM audit_findings WHERE severity = 'fault'").fetchall()
         assert faults == [], faults
     assert [str(left) for left in path.rglob("*.tmp")] == []
-
-
-def look(path: Path, told: Told) -> None:
-    """Open and compare with the model, no more. Raises `AssertionError`."""
-    of = _by_kind(told)
-    with OwnedLake.open(path) as lake:
-        _content(lake, of)
-        _whole(lake)
+    return True
 
 
 def _by_kind(told: Told) -> dict[str, Told]:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.crash.child import failure, fork, live, tell
+from tests.crash.known import Known
+from tests.crash.laid import Laid
 from tests.crash.scenario import STATIONS, Told
 from tests.crash.shim import Fault
-from tests.crash.states import Run
-from tests.crash.trials import Outcome, checked, folder
+from tests.crash.trials import Outcome, Trial, Where, checked, folder
 from tokenlake.errors import StorageFailed
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
@@ -51,8 +51,13 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 class Small:
     """A whole run on a file system that cannot hold it, which is then given room."""
 
-    name: str
+    kind: str
     options: str
+    known: Known
+
+    @property
+    def where(self) -> Where:
+        return None
 
     def __call__(self) -> Outcome:
         def work(fd: int) -> None:
@@ -65,12 +70,12 @@ class Small:
                 told += mine
             mount("none", str(base), None, _REMOUNT, _ROOM)
             tell(fd, "told", len(told))
-            wrong = checked(base / "lake", told)
+            wrong, _ = checked(Laid({}, base / "lake"), told, self.known, Outcome())
             assert wrong is None, wrong
 
         with folder() as base:
             done = Outcome()
-            done.add(self.name, self.options, failure(*fork(work)))
+            done.add(self.kind, self.options, failure(*fork(work)))
         return done
 
 
@@ -79,6 +84,15 @@ class ReadOnly:
     """A file system that is mounted read-only between two lives, and then not any more."""
 
     station: int
+    known: Known
+
+    @property
+    def kind(self) -> str:
+        return "really read-only"
+
+    @property
+    def where(self) -> Where:
+        return None
 
     def __call__(self) -> Outcome:
         def work(fd: int) -> None:
@@ -91,12 +105,12 @@ class ReadOnly:
             refused, status = fork(lambda _: _refused(base / "lake"))
             assert status == 0, refused[-1][-1]
             mount("none", str(base), None, _REMOUNT, None)
-            wrong = checked(base / "lake", told)
+            wrong, _ = checked(Laid({}, base / "lake"), told, self.known, Outcome())
             assert wrong is None, wrong
 
         with folder() as base:
             done = Outcome()
-            done.add("really read-only", f"after {self.station}", failure(*fork(work)))
+            done.add(self.kind, f"after {self.station}", failure(*fork(work)))
         return done
 
 
@@ -109,12 +123,12 @@ def _refused(lake: Path) -> None:
         assert reader.sql("SELECT count(*) FROM lineage").fetchall() != [(0,)]
 
 
-def disk_trials(run: Run) -> list[Callable[[], Outcome]]:
+def disk_trials(known: Known) -> list[Trial]:
     """Disks of many sizes; none where mounting is not permitted."""
     if fork(lambda _: own_namespace())[1]:
         return []
-    trials: list[Callable[[], Outcome]] = [ReadOnly(station=station) for station in range(len(STATIONS))]
+    trials: list[Trial] = [ReadOnly(station=station, known=known) for station in range(len(STATIONS))]
     for k in range(12):
-        trials.append(Small(name="really no room", options=f"size={16 * (k + 1) * (k + 2)}k"))
-        trials.append(Small(name="really no inodes", options=f"size=64m,nr_inodes={4 + 2 * k}"))
+        trials.append(Small(kind="really no room", options=f"size={16 * (k + 1) * (k + 2)}k", known=known))
+        trials.append(Small(kind="really no inodes", options=f"size=64m,nr_inodes={4 + 2 * k}", known=known))
     return trials

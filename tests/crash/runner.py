@@ -1,7 +1,8 @@
 """Kills, tears and refuses at every call of the store that changes a file, and checks the lake each of them leaves.
 
-`python -m tests.crash.runner` (`make crash`) tries everything, in an order that a seed gives, each kind in turn, until
-all are tried or the time is over. Prints what was tried of what there is; exit 1 with the first lines of each failure.
+`python -m tests.crash.runner` (`make crash`) tries everything, or as much as there is time for: first one of each kind,
+then one at each call, then the rest in the order of a seed. `--short` stops after the first. Prints what was tried of
+what there is; exit 1 with the first lines of each failure.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from itertools import zip_longest
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+
 from tests.crash.disks import disk_trials
+from tests.crash.known import Known
 from tests.crash.scenario import STATIONS
 from tests.crash.shim import Fault
 from tests.crash.states import Run, record
 from tests.crash.torn import torn_trials
 from tests.crash.traced import traced_trials
-from tests.crash.trials import PLACE, Killed, Outcome, Refused
+from tests.crash.trials import PLACE, Killed, Outcome, Refused, Trial
 
-Trial = Callable[[], Outcome]
 _ALWAYS = ("ENOSPC", "EIO", "read-only")
 _REFUSING = (0, 1, 2, 4)
 """Stations whose calls are refused one by one; station 3 repeats them in one life, and is killed only."""
@@ -36,11 +37,9 @@ _trials: list[Trial] = []
 """What there is to do and until when, for the processes of the pool, which are forked."""
 
 
-def every(run: Run, seed: int, seen: Path, *, short: bool) -> list[list[Trial]]:
-    """All trials by kind, each kind in the order of a seed."""
-    kinds: dict[str, list[Trial]] = {}
-    for state in run.states:
-        kinds.setdefault(state.name, []).append(Killed(run=run, state=state, seed=seed))
+def every(run: Run, seed: int, known: Known) -> list[Trial]:
+    """All trials, in the order in which they are tried."""
+    trials: list[Trial] = [Killed(run=run, state=state, seed=seed, known=known) for state in run.states]
     for station in _REFUSING:
         for at, call in enumerate(run.calls[station], 1):
             name = call.split()[0]
@@ -49,17 +48,31 @@ def every(run: Run, seed: int, seen: Path, *, short: bool) -> list[list[Trial]]:
             faults += [Fault(at=at, kind="no room")] if name in ("open", "mkdir", "write") else []
             faults += [Fault(at=at, kind="no inodes")] if name in ("open", "mkdir") else []
             faults += [Fault(at=at)] if at % 12 == seed % 12 else []
-            for fault in faults:
-                kinds.setdefault(fault.kind, []).append(Refused(run=run, station=station, fault=fault, seen=seen))
+            trials += [Refused(run=run, station=station, fault=fault, known=known) for fault in faults]
     order = random.Random(seed)
-    for trials in kinds.values():
-        order.shuffle(trials)
-    torn = torn_trials(run, order)
-    if short:
-        # Another kind comes first each time: not all of them fit.
-        order.shuffle(turns := [*kinds.values(), torn])
-        return turns
-    return [*kinds.values(), torn, traced_trials(run, seen, order), disk_trials(run)]
+    trials += [*torn_trials(run), *traced_trials(run, known, order), *disk_trials(known)]
+    return list(_in_turn(trials, order))
+
+
+def _in_turn(trials: list[Trial], order: random.Random) -> Iterator[Trial]:
+    """One of each kind, another life's each time; then one at each call; then the rest."""
+    kinds: dict[str, list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault(trial.kind, []).append(trial)
+    first: list[Trial] = []
+    for turn, (_, same) in enumerate(sorted(kinds.items())):
+        wanted = [trial for trial in same if trial.where and trial.where[0] == turn % len(STATIONS)] or same
+        first.append(wanted[len(wanted) // 2])
+    yield from first
+    order.shuffle(trials)
+    seen = {id(trial) for trial in first}
+    covered = {trial.where for trial in first}
+    for trial in trials:
+        if trial.where not in covered:
+            covered.add(trial.where)
+            seen.add(id(trial))
+            yield trial
+    yield from (trial for trial in trials if id(trial) not in seen)
 
 
 def attempt(number: int) -> Outcome | None:
@@ -75,49 +88,52 @@ def show(broken: str) -> None:
     )
 
 
-def main() -> int:
-    """Run them all."""
-    global _limit  # noqa: PLW0603  # as it says
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, help="at most so many trials")
-    parser.add_argument("--short", action="store_true", help="one process, a few seconds, no second witness")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit-s", type=float, default=1500.0)
-    arguments = parser.parse_args()
-    if arguments.short:
-        arguments.jobs, arguments.limit_s = 1, 8.0
-    began = time.monotonic()
-    base = Path(tempfile.mkdtemp(prefix="tokenlake-crash-", dir=PLACE if PLACE.is_dir() else None))
-    try:
-        (base / "seen").mkdir()
-        run = record(base)
-        kinds = every(run, arguments.seed, base / "seen", short=arguments.short)
-        print(f"prepared in {time.monotonic() - began:.0f} s", flush=True)
-        _trials.extend(each for turn in zip_longest(*kinds) for each in turn if each is not None)
-        _limit = time.monotonic() + arguments.limit_s
-        done, tried, broken = 0, Counter[str](), list[str]()
-        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-            for outcome in pool.imap_unordered(attempt, range(len(_trials[: arguments.count]))):
-                if outcome is None:
-                    continue
-                done += 1
-                tried += outcome.tried
-                broken += outcome.broken
-                for each in outcome.broken:
-                    show(each)
-    finally:
-        shutil.rmtree(base)
+def report(run: Run, all_of: Outcome, trials: str) -> None:
+    """What there was to try, and what was tried of it."""
     points = sum(len(calls) for calls in run.calls)
     print(f"{points} calls that change a file, in {len(STATIONS)} lives of a process; kills at them:")
     for name, count in run.tried.items():
         print(f"{count:6} {name}")
-    print(f"leave {len(run.states)} lakes that are not the same")
-    print(f"{done} of {len(_trials)} trials, {tried.total()} faults by kind:")
-    for name, count in sorted(tried.items()):
+    print(f"leave {len(run.states)} states that are not the same")
+    print(f"{trials} trials, {all_of.tried.total()} faults by kind:")
+    for name, count in sorted(all_of.tried.items()):
         print(f"{count:6} {name}")
-    print(f"seed {arguments.seed}, {len(broken)} failures, {time.monotonic() - began:.0f} s")
-    return 1 if broken else 0
+    print(f"leave {all_of.lakes} lakes; {all_of.different} of them, once open, are different: worked on and audited")
+
+
+def main() -> int:
+    """Run them all."""
+    global _limit  # noqa: PLW0603  # as it says
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--short", action="store_true", help="one of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit-s", type=float, default=1440.0)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    pa.array([0])  # imports pandas where it is installed: here once, instead of in every process of a trial
+    base = Path(tempfile.mkdtemp(prefix="tokenlake-crash-", dir=PLACE if PLACE.is_dir() else None))
+    try:
+        (base / "known").mkdir()
+        run = record(base)
+        _trials.extend(every(run, arguments.seed, Known(base / "known")))
+        kinds = {trial.kind for trial in _trials}
+        print(f"prepared in {time.monotonic() - began:.0f} s", flush=True)
+        _limit = time.monotonic() + arguments.limit_s
+        count = len(kinds) if arguments.short else len(_trials)
+        done, all_of = 0, Outcome()
+        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+            for outcome in pool.imap_unordered(attempt, range(count)):
+                if outcome is not None:
+                    done += 1
+                    all_of += outcome
+                    for each in outcome.broken:
+                        show(each)
+    finally:
+        shutil.rmtree(base)
+    report(run, all_of, f"{done} of {len(_trials)}")
+    print(f"seed {arguments.seed}, {len(all_of.broken)} failures, {time.monotonic() - began:.0f} s")
+    return 1 if all_of.broken else 0
 
 
 if __name__ == "__main__":

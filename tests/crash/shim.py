@@ -19,8 +19,17 @@ MODES = ("process", "power", "reordered", "zeroed")
 """What a kill loses: nothing; all that is not synced; bytes that are not synced, while names are kept; the same, with
 zeros in their place."""
 
-Tree = dict[str, bytes | None]
-"""What a folder holds: paths below it, with the bytes of files and None for folders."""
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a file holds, and by which number an index knows it."""
+
+    data: bytes
+    inode: int
+
+
+Tree = dict[str, File | None]
+"""What a folder holds: paths below it, and None for folders."""
 
 _NAMES = ("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink", "mkdir")
 _NEEDS = {"no room": ("open", "mkdir", "write"), "no inodes": ("open", "mkdir")}
@@ -49,7 +58,7 @@ class Shim:
         self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _NAMES}
         self._paths: dict[int, str] = {}
         self._synced: dict[str, int] = {}
-        self._undo: list[tuple[str, str, str, str, bytes | None]] = []
+        self._undo: list[tuple[str, str, str, str, File | None]] = []
 
     def install(self) -> None:
         """Replace the functions of `os`."""
@@ -67,9 +76,10 @@ class Shim:
             return present
         tree = dict(present)
         for path, size in self._synced.items():
-            data = tree.get(self._name(path))
-            if data is not None and len(data) > size and not path.endswith(".lock"):
-                tree[self._name(path)] = data[:size] + bytes(len(data) - size if mode == "zeroed" else 0)
+            file = tree.get(self._name(path))
+            if file is not None and len(file.data) > size and not path.endswith(".lock"):
+                lost = bytes(len(file.data) - size if mode == "zeroed" else 0)
+                tree[self._name(path)] = File(file.data[:size] + lost, file.inode)
         for _, name, path, target, kept in reversed(self._undo if mode == "power" else []):
             if name == "rename":
                 tree[path] = tree.pop(target)
@@ -123,7 +133,7 @@ class Shim:
         new = name == "open" and not os.path.exists(path)
         kept = None
         if name in ("rename", "unlink") and os.path.exists(target):
-            kept = Path(target).read_bytes()
+            kept = read_file(Path(target))
         done = self._real[name](first, *rest, **named)
         if name == "open":
             self._paths[done] = path
@@ -139,6 +149,11 @@ class Shim:
         return done
 
 
+def read_file(path: Path) -> File:
+    """One file as it is now."""
+    return File(path.read_bytes(), path.stat().st_ino)
+
+
 def read_tree(root: Path) -> Tree:
     """Everything below a folder; nothing where there is none."""
     if not root.is_dir():
@@ -147,15 +162,5 @@ def read_tree(root: Path) -> Tree:
     for folder, folders, files in os.walk(root):
         below = folder[len(str(root)) + 1 :]
         found |= {os.path.join(below, name): None for name in folders}
-        found |= {os.path.join(below, name): Path(folder, name).read_bytes() for name in files}
+        found |= {os.path.join(below, name): read_file(Path(folder, name)) for name in files}
     return found
-
-
-def write_tree(tree: Tree, root: Path) -> None:
-    """Lay out what `read_tree` read."""
-    for name in sorted(tree):
-        data = tree[name]
-        if data is None:
-            (root / name).mkdir(parents=True, exist_ok=True)
-        else:
-            (root / name).write_bytes(data)

@@ -13,10 +13,9 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from tests.crash.child import fork, tell
+from tests.crash.child import fork
 from tests.crash.scenario import STATIONS, Child, Told
-from tests.crash.shim import MODES, Fault, Shim, Tree, read_tree
-from tokenlake.store.lake import OwnedLake
+from tests.crash.shim import MODES, Fault, File, Shim, Tree, read_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,8 @@ class State:
     call: str
     tree: str
     """The file that lists it."""
+    content: str
+    """The digest of it without its index."""
     told: int
     """How many lines were told until then."""
 
@@ -62,7 +63,7 @@ class Recorder:
         self._folder = folder
         self._modes = modes
         self._seen: set[str] = set()
-        self._files: dict[str, bytes] = {}
+        self._files: dict[str, File] = {}
 
     def watch(self, shim: Shim, station: int, told: Told) -> None:
         """Record before each call of a shim from now on."""
@@ -81,25 +82,26 @@ class Recorder:
     def keep(self, name: str, tree: Tree, station: int, at: int, call: str, told: int) -> str:
         """Keep a state unless the same lake is there already, after as much was acknowledged."""
         self.tried[name] += 1
-        tree = {path: self._once(path, data) for path, data in tree.items()}
+        tree = {path: self._once(path, file) for path, file in tree.items()}
         kept = self._folder / f"{digest(tree)}-{told}.json"
         if kept.name not in self._seen:
             self._seen.add(kept.name)
-            kept.write_text(json.dumps({path: self._blob(data) for path, data in tree.items()}))
-            state = State(name=name, station=station, at=at, call=call, tree=str(kept), told=told)
-            self.states.append(state)
+            listed = {path: file and [self._blob(file.data), file.inode] for path, file in tree.items()}
+            kept.write_text(json.dumps(listed))
+            content = digest(tree, index=False)
+            self.states.append(
+                State(name=name, station=station, at=at, call=call, tree=str(kept), content=content, told=told)
+            )
         return str(kept)
 
-    def _once(self, path: str, data: bytes | None) -> bytes | None:
+    def _once(self, path: str, file: File | None) -> File | None:
         """The same object for the same bytes as before: so a file is hashed once."""
-        if data is not None and self._files.get(path) != data:
-            self._files[path] = data
-        return None if data is None else self._files[path]
+        if file is not None and self._files.get(path) != file:
+            self._files[path] = file
+        return file and self._files[path]
 
-    def _blob(self, data: bytes | None) -> str | None:
+    def _blob(self, data: bytes) -> str:
         """Where bytes are kept, once."""
-        if data is None:
-            return None
         kept = self._folder / _hash(data)
         if not kept.exists():
             kept.write_bytes(data)
@@ -107,15 +109,16 @@ class Recorder:
 
     def _torn(self, tree: Tree, path: str, data: bytes, station: int, at: int, told: int) -> None:
         """Some of a write; the torn trial takes each byte of some of them."""
+        before = tree.get(path) or File(b"", 0)
         for size in sorted({1, at * 7919 % len(data), len(data) - 1}):
-            torn = {**tree, path: (tree.get(path) or b"") + data[:size]}
+            torn = {**tree, path: File(before.data + data[:size], before.inode)}
             self.keep("torn write", torn, station, at, f"write {size} of {len(data)} /{path}", told)
 
 
 def digest(tree: Tree, *, index: bool = True) -> str:
     """The content of a lake; locks are no content, and `index` is only sometimes."""
     names = [name for name in tree if not name.endswith(".lock") and (index or not name.startswith("index."))]
-    parts = [f"{name} {'' if (data := tree[name]) is None else _hash(data)}" for name in sorted(names)]
+    parts = [f"{name} {'' if (file := tree[name]) is None else _hash(file.data)}" for name in sorted(names)]
     return sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -126,8 +129,8 @@ def _hash(data: bytes) -> str:
 
 def stored(path: str) -> Tree:
     """A kept state."""
-    names: dict[str, str | None] = json.loads(Path(path).read_bytes())
-    return {name: None if kept is None else Path(kept).read_bytes() for name, kept in names.items()}
+    listed: dict[str, tuple[str, int] | None] = json.loads(Path(path).read_bytes())
+    return {name: kept and File(Path(kept[0]).read_bytes(), kept[1]) for name, kept in listed.items()}
 
 
 def record(base: Path) -> Run:
@@ -158,23 +161,3 @@ def record(base: Path) -> Run:
     run = json.loads((base / "run.json").read_bytes())
     states = [State(**state) for state in run["states"]]
     return Run(**{**run, "states": states, "tried": Counter(run["tried"])})
-
-
-def starts(path: Path, folder: Path) -> list[State]:
-    """What a kill while a lake starts and stops again can leave, of a lake that is changed by it."""
-    folder.mkdir()
-
-    def work(fd: int) -> None:
-        recorder = Recorder(folder, ("process", "power"))
-        shim = Shim(path, Fault())
-        recorder.watch(shim, 0, [])
-        shim.install()
-        OwnedLake.open(path).close()
-        shim.stop()
-        for state in recorder.states:
-            tell(fd, "state", asdict(state))
-
-    told, status = fork(work)
-    if status:
-        raise AssertionError(told[-1][-1])
-    return [State(**state) for _, state in told]

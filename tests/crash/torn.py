@@ -6,7 +6,6 @@ These go through the store's own doors, below DuckDB: opening the log or the wri
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -15,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.crash.laid import Laid
 from tests.crash.scenario import record
-from tests.crash.shim import Tree, write_tree
+from tests.crash.shim import File, Tree
 from tests.crash.states import Run, State, stored
-from tests.crash.trials import Outcome, folder
+from tests.crash.trials import Outcome, Trial, Where, folder
 from tokenlake.store.delta import Delta
 from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.digest import event_hash
@@ -27,7 +27,7 @@ from tokenlake.store.rowfile import RowWriter
 from tokenlake.store.schema import ROW
 
 TAILS = ("nothing", "zeros", "noise", "ones")
-_CHUNK = 64
+_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,14 @@ class Torn:
     last: int
     tail: str
 
+    @property
+    def kind(self) -> str:
+        return f"torn {self.what}, then {self.tail}"
+
+    @property
+    def where(self) -> Where:
+        return None
+
     def __call__(self) -> Outcome:
         done = Outcome()
         place = self.path.rsplit("/", 1)[0]
@@ -56,11 +64,11 @@ class Torn:
                 torn = self.whole[:cut] + self._garbage(len(self.whole) - cut)
                 wrong = None
                 try:
-                    write_tree({**tree, self.path: torn}, base)
+                    Laid({**tree, self.path: File(torn, 0)}, base)
                     goes_on(base, tree, cut == len(self.whole))
                 except AssertionError as error:
                     wrong = str(error) or "asserts"
-                done.add(f"torn {self.what}, then {self.tail}", f"byte {cut - self.start} of {self.path}", wrong)
+                done.add(self.kind, f"byte {cut - self.start} of {self.path}", wrong)
         return done
 
     def _garbage(self, size: int) -> bytes:
@@ -69,15 +77,15 @@ class Torn:
         return {"nothing": b"", "zeros": bytes(size), "ones": b"\xff" * size}[self.tail]
 
 
-def torn_trials(run: Run, order: random.Random) -> list[Callable[[], Outcome]]:
+def torn_trials(run: Run) -> list[Trial]:
     """The last append of each kind of file in the first lives, byte by byte."""
-    trials: list[Callable[[], Outcome]] = []
+    trials: list[Trial] = []
     for what, folder_name in (("delta", "deltas/w0/"), ("events", "lineage/gate/"), ("rows", "rows/")):
         states = [state for state in run.states if state.name == "kill, process" and state.station < 2]
         before, after = _last_append(states, f"write /{folder_name}")
         path = before.call.split("/", 1)[1]
-        whole = stored(after.tree)[path] or b""
-        start = len(stored(before.tree).get(path) or b"")
+        whole = _bytes(after, path)
+        start = len(_bytes(before, path))
         for tail in TAILS:
             for first in range(start, len(whole) + 1, _CHUNK):
                 last = min(first + _CHUNK, len(whole) + 1)
@@ -93,7 +101,6 @@ def torn_trials(run: Run, order: random.Random) -> list[Callable[[], Outcome]]:
                         tail=tail,
                     )
                 )
-    order.shuffle(trials)
     return trials
 
 
@@ -105,13 +112,18 @@ def _last_append(states: list[State], call: str) -> tuple[State, State]:
 
 def _grown(before: State, after: State) -> int:
     path = before.call.split("/", 1)[1]
-    return len(stored(after.tree).get(path) or b"") - len(stored(before.tree).get(path) or b"")
+    return len(_bytes(after, path)) - len(_bytes(before, path))
+
+
+def _bytes(state: State, path: str) -> bytes:
+    file = stored(state.tree).get(path)
+    return b"" if file is None else file.data
 
 
 def _deltas(root: Path, tree: Tree, whole: bool) -> None:
     """What was acknowledged is there; what tore is absent or, with a tail in its place, at least never believed."""
     names = ("c00", "c01", "c02")
-    held = b"".join(data or b"" for data in tree.values())
+    held = b"".join(file.data for file in tree.values() if file)
     writer = DeltaWriter(root, "w0")
     for name in [name for name in names if _delta(name).digest in held]:
         found = writer.find(f"g0_g{int(name[2]) % 2}", 0, name)

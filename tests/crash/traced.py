@@ -13,15 +13,16 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.crash.child import failure, finish, live, start
+from tests.crash.known import Known
+from tests.crash.laid import Laid
 from tests.crash.scenario import Told
-from tests.crash.shim import Fault, read_tree, write_tree
+from tests.crash.shim import Fault
 from tests.crash.states import Run, stored
-from tests.crash.trials import Outcome, checked, folder, new
+from tests.crash.trials import Outcome, Trial, Where, checked, folder
 
 _STATIONS = (0, 1, 2, 4)
 _CHANGING = ("write", "pwrite64", "fsync", "fdatasync", "rename", "unlink", "mkdir", "ftruncate")
@@ -39,33 +40,42 @@ class Traced:
     what: str
     fault: str
     """`signal=SIGKILL` or `error=EIO`."""
-    seen: Path
+    known: Known
+
+    @property
+    def kind(self) -> str:
+        return f"strace, {'SIGKILL' if self._kills else self.fault.split('=')[1]}"
+
+    @property
+    def where(self) -> Where:
+        return None
 
     def __call__(self) -> Outcome:
         done = Outcome()
         with folder() as base:
-            lake = base / "lake"
-            write_tree(stored(self.run.begins[self.station]), lake)
+            lake = Laid(stored(self.run.begins[self.station]), base / "lake")
             rule = f"inject={self.call}:{self.fault}:when={self.nth}"
             mine, status = traced(lake, self.station, ["-e", f"trace={self.call}", "-e", rule], base / "log")
-            killed = self.fault.startswith("signal")
-            wrong = failure(mine, status) if status != (-signal.SIGKILL if killed else 0) else None
-            told, tree = [*self.run.told_before(self.station), *mine], read_tree(lake)
-            if wrong is None and tree and new(tree, told, self.seen):
-                wrong = checked(lake, told)
-            name = "SIGKILL" if killed else self.fault.split("=")[1]
-            done.add(f"strace, {name}", f"{self.station} {self.call} {self.nth} {self.what}", wrong)
+            wrong = failure(mine, status) if status != (-signal.SIGKILL if self._kills else 0) else None
+            if wrong is None:
+                wrong, _ = checked(lake, [*self.run.told_before(self.station), *mine], self.known, done)
+            done.add(self.kind, f"{self.station} {self.call} {self.nth} {self.what}", wrong)
         return done
 
+    @property
+    def _kills(self) -> bool:
+        return self.fault.startswith("signal")
 
-def traced(lake: Path, station: int, rules: list[str], log: Path) -> tuple[Told, int]:
+
+def traced(lake: Laid, station: int, rules: list[str], log: Path) -> tuple[Told, int]:
     """One life of the process under `strace`, which is there before the first call of interest."""
     ready, go = os.pipe()
 
     def work(fd: int) -> None:
         os.close(go)
         os.read(ready, 1)
-        live(lake, station, Fault(), fd)
+        lake.pretend()
+        live(lake.path, station, Fault(), fd)
 
     pid, reading = start(work)
     os.close(ready)
@@ -82,9 +92,9 @@ def traced(lake: Path, station: int, rules: list[str], log: Path) -> tuple[Told,
 def points(run: Run, station: int) -> list[tuple[str, int, str]]:
     """Each call of a station's main thread that touches the lake: its name, the how-manieth, and the file."""
     with folder() as base:
-        write_tree(stored(run.begins[station]), base / "lake")
+        lake = Laid(stored(run.begins[station]), base / "lake")
         names = "trace=%file,%desc"
-        _, status = traced(base / "lake", station, ["-e", names], base / "log")
+        _, status = traced(lake, station, ["-e", names], base / "log")
         if status:
             return []
         lines = [one.groups() for line in (base / "log").read_text().splitlines() if (one := _LINE.match(line))]
@@ -99,19 +109,19 @@ def points(run: Run, station: int) -> list[tuple[str, int, str]]:
         return found
 
 
-def traced_trials(run: Run, seen: Path, order: random.Random) -> list[Callable[[], Outcome]]:
+def traced_trials(run: Run, known: Known, order: random.Random) -> list[Trial]:
     """Kills and errors, as many of each as there is time for; none without `strace`.
 
     A kill at a call that only reads leaves what a kill at the next one that changes something leaves: few of those.
     """
     if shutil.which("strace") is None:
         return []
-    kinds: dict[str, list[Callable[[], Outcome]]] = {}
+    kinds: dict[str, list[Trial]] = {}
     for station in _STATIONS:
         for name, nth, what in points(run, station):
             changes = name in _CHANGING
             for fault in ("signal=SIGKILL", *(("error=EIO", "error=ENOSPC") if changes else ())):
-                trial = Traced(run=run, station=station, call=name, nth=nth, what=what, fault=fault, seen=seen)
+                trial = Traced(run=run, station=station, call=name, nth=nth, what=what, fault=fault, known=known)
                 kinds.setdefault(f"{fault} {changes}", []).append(trial)
     shares = {"signal=SIGKILL True": 120, "signal=SIGKILL False": 30, "error=EIO True": 60, "error=ENOSPC True": 40}
     return [each for kind, trials in kinds.items() for each in order.sample(trials, min(shares[kind], len(trials)))]

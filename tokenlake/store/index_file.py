@@ -27,10 +27,7 @@ def open_index(root: Path) -> Index:
         if not (root / _NAME).exists() and not (root / _LOG_NAME).exists():
             return _opened(root, str(root / _NAME))
         try:
-            if _outdated(root):
-                _log.info("%s of %s is of another version: built anew", _NAME, root)
-                remove_index(root)
-            return _opened(root, str(root / _NAME))
+            return _opened_again(root)
         except duckdb.Error as error:
             kept = _move_aside(root)
             _log.warning("%s of %s cannot be used (%s): kept as %s, and built anew", _NAME, root, _line(error), kept)
@@ -52,7 +49,27 @@ def remove_index(root: Path) -> None:
 
 
 def _opened(root: Path, database: str) -> Index:
-    con = duckdb.connect(database)
+    return _filled(root, duckdb.connect(database))
+
+
+def _opened_again(root: Path) -> Index:
+    """The index that is there, unless another version left it."""
+    con = duckdb.connect(str(root / _NAME))
+    usable = False
+    try:
+        usable = not _outdated(con)
+    finally:
+        if not usable:
+            con.close()
+    if usable:
+        return _filled(root, con)
+    _log.info("%s of %s is of another version: built anew", _NAME, root)
+    remove_index(root)
+    return _opened(root, str(root / _NAME))
+
+
+def _filled(root: Path, con: duckdb.DuckDBPyConnection) -> Index:
+    """The refreshed index on a connection, which it owns; closed when that fails."""
     usable = False
     try:
         index = Index(root, con)
@@ -66,15 +83,12 @@ def _opened(root: Path, database: str) -> Index:
             con.close()
 
 
-def _outdated(root: Path) -> bool:
+def _outdated(con: duckdb.DuckDBPyConnection) -> bool:
     """Whether the index has other tables than this version: nothing would miss their columns until a query did."""
-    con = duckdb.connect(str(root / _NAME))
     try:
         return con.execute(sql.read("index/layout")).fetchall() != [(layout(),)]
     except duckdb.CatalogException:
         return True
-    finally:
-        con.close()
 
 
 def _move_aside(root: Path) -> str:
