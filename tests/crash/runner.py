@@ -106,6 +106,7 @@ def main() -> int:
     global _limit  # noqa: PLW0603  # as it says
     parser = argparse.ArgumentParser()
     parser.add_argument("--short", action="store_true", help="one of each kind")
+    parser.add_argument("--only", default="", help="kinds whose name holds this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit-s", type=float, default=1440.0)
@@ -116,7 +117,8 @@ def main() -> int:
     try:
         (base / "known").mkdir()
         run = record(base)
-        _trials.extend(every(run, arguments.seed, Known(base / "known")))
+        trials = every(run, arguments.seed, Known(base / "known"))
+        _trials.extend(trial for trial in trials if arguments.only in trial.kind)
         kinds = {trial.kind for trial in _trials}
         print(f"prepared in {time.monotonic() - began:.0f} s", flush=True)
         _limit = time.monotonic() + arguments.limit_s
