@@ -253,3 +253,20 @@ def test_a_fork_does_not_keep_the_lake_locked(tmp_path: Path) -> None:
         assert process.wait(60) == 0
         with OwnedLake.open(tmp_path / "lake") as lake:
             lake.delta_writer("w0")
+
+
+def test_a_forked_child_that_ends_as_any_program_does_is_no_crash(filled: OwnedLake) -> None:
+    """DuckDB joins its threads when it is freed, and a child has none of them."""
+    filled.close()
+    script = (
+        "import os, sys\nfrom tokenlake.store.lake import OwnedLake\nfrom tokenlake.store.reader import Lake\n"
+        "lake, reader = OwnedLake.open(sys.argv[1]), Lake(sys.argv[1])\n"
+        "answer = lambda: reader.sql('SELECT count(*) FROM deltas').fetchall()\n"
+        "before, own = answer(), reader.connect()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    sys.exit(7 if answer() == before else 8)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "lake.lineage.append('policy_set')\nlake.refresh()\nprint(answer() == before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, filled.path], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["7", "True"], done.stderr

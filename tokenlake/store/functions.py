@@ -67,7 +67,7 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
     """Register the digest functions on a connection that has none yet; its cursors have them too."""
     delta_types = {name: sql_type(DELTA.field(name).type) for name in _DELTA_ARGUMENTS}
     chain: dict[str, Any] = {"parent": sqltypes.BLOB, "token_ids": delta_types["token_ids"]}
-    event = duckdb.struct_type({field.name: sql_type(field.type) for field in LINEAGE})
+    event = sql_type(pa.struct(list(LINEAGE)))
     add_function(con, "tl_chain_hash", _digests(_chain_hashes), chain, sqltypes.BLOB)
     add_function(con, "tl_delta_digest", _digests(_delta_digests), delta_types, sqltypes.BLOB)
     given = {"parent": sqltypes.BLOB, "vocab_size": sqltypes.BIGINT, **delta_types}

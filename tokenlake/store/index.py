@@ -6,8 +6,11 @@ transaction, so a query never sees a group without its rows or a call without it
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,7 @@ class Index:
         }
         self._stamps: dict[str, int] = {}
         self._compacted: dict[DeltaId, Place] = {}
+        _open.add(self)
 
     def cursor(self, groups: Sequence[str] | None = None, *, query: str | None = None) -> duckdb.DuckDBPyConnection:
         """A connection of the caller's own. With `groups` its relations hold those, and what belongs to no group.
@@ -154,6 +158,10 @@ class Index:
         """From now on queries of this database reach nothing but its relations: see `tokenlake.store.guard`."""
         guard.lock(self._con)
 
+    def keep_for_ever(self) -> None:
+        """Never free the database, not even when the interpreter ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._con))
+
     def close(self) -> None:
         """Close the database and let go of the maps."""
         with self._refreshing, self._cursors:
@@ -161,6 +169,18 @@ class Index:
             self.maps.clear()
         if self.when_closed is not None:
             self.when_closed()
+
+
+_open: weakref.WeakSet[Index] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """To free a database is to join its threads, which a forked child does not have: DuckDB crashes there."""
+    for index in list(_open):
+        index.keep_for_ever()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _apply(con: duckdb.DuckDBPyConnection, change: Change) -> None:

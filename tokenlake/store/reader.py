@@ -108,7 +108,6 @@ class Lake:
         if self._closed:
             raise TokenlakeError(f"lake {self.path} is closed: open it again")
         if self._pid != os.getpid():
-            _inherited.append((self._spare, self._indexes))
             self._open()
         return [*self._indexes.values(), *([] if self._spare is None else [self._spare])]
 
@@ -134,8 +133,6 @@ class Lake:
 
 
 _NO_SPILL = {"max_temp_directory_size": "0B"}
-_inherited: list[object] = []
-"""What a forked child must never touch, not even to free it: its threads and locks belong to the parent."""
 
 
 def open(path: str | os.PathLike[str]) -> Lake:  # noqa: A001  # `tokenlake.open(path)` is the documented door

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from duckdb import sqltypes
 
@@ -26,9 +25,10 @@ _TYPES: dict[pa.DataType, Any] = {
 
 def sql_type(kind: pa.DataType) -> Any:
     """Lists and structs of known types included; `KeyError` for others."""
+    # `duckdb.list_type` and `struct_type` would open the database of the whole process, with threads of its own.
     if pa.types.is_list(kind):
-        return duckdb.list_type(sql_type(kind.value_type))
+        return sqltypes.DuckDBPyType(list[sql_type(kind.value_type)])
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        return duckdb.struct_type({field.name: sql_type(field.type) for field in fields})
+        return sqltypes.DuckDBPyType({field.name: sql_type(field.type) for field in fields})
     return _TYPES[kind]
