@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM)/.ready-$(shell cat pyproject.toml tests/vllm/requirements.
 PEERS_STAMP := .bench/nemo-gym/.ready-$(shell cksum < pyproject.toml | tr -s ' ' -)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test test-vllm test-ray test-gym crash lint format bench clean
+.PHONY: help setup demo train test test-vllm test-ray test-gym test-s3 crash lint format bench clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,14 @@ $(RAY_STAMP): $(STAMP)
 
 test-gym: $(PEERS_STAMP) ## NeMo-Gym's conformance kit and its protocols over a lake
 	@.bench/nemo-gym/bin/python -m pytest tests/ingest/nemo_gym $(ARGS)
+
+test-s3: $(STAMP) .bench/moto/.ready ## ready rows on a server that speaks S3: 300 MB once, then half a minute
+	@TOKENLAKE_TEST_S3_SERVER=$(abspath .bench/moto)/bin/moto_server $(BIN)/python -m pytest tests/store/test_s3.py $(ARGS)
+
+.bench/moto/.ready:
+	@$(PYTHON) -m venv .bench/moto
+	@.bench/moto/bin/python -m pip install --quiet --disable-pip-version-check "moto[s3,server]>=5.2,<6"
+	@touch $@
 
 crash: $(STAMP) ## kill, tear and refuse at every call that changes a file: at most 30 minutes (ARGS="--seed 1 --limit-s 600")
 	@$(BIN)/python -m tests.crash.runner $(ARGS)

@@ -174,7 +174,7 @@ def test_the_extra_all_is_every_extra_but_the_engines_and_the_tools() -> None:
 
 
 def test_the_command_line_has_the_promised_commands() -> None:
-    promised = "audit backup compact demo diff finalize gc import inspect rebuild rows serve sql worker"
+    promised = "audit backup compact demo diff export finalize gc import inspect rebuild rows serve sql worker"
     assert sorted(commands()) == promised.split()
 
 

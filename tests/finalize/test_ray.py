@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from tests.api.scripted_engine import ScriptedEngine
 from tests.finalize.conftest import Field, group
@@ -24,6 +25,9 @@ from tokenlake.api.settings import Environment, Settings
 from tokenlake.errors import ConfigError, DamagedLake, Deadline, NotFound, TokenlakeError
 from tokenlake.finalize import judge, publish
 from tokenlake.finalize.publish import publish_due, set_policy
+from tokenlake.store.export import Exporter
+from tokenlake.store.objects import Objects
+from tokenlake.store.reader import Lake
 from tokenlake.store.rowreader import RowReader
 from tokenlake.store.schema import ROW
 
@@ -142,6 +146,13 @@ def test_ready_rows_are_read_by_tasks_each_once_and_not_by_the_caller(
         found = pa.concat_tables(rows.iter_batches(batch_size=None, batch_format="pyarrow"))
     wanted = due.lake.sql(f"SELECT {', '.join(ROW.names)} FROM ready_rows").to_arrow_table()
     assert found.sort_by("sample_id").to_pylist() == wanted.sort_by("sample_id").to_pylist()
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    with Lake(due.path) as lake:
+        Exporter(lake, Objects("store", store)).run()
+    from_store = read_rows("store", filesystem=store, groups_per_block=1).iter_batches(
+        batch_size=None, batch_format="pyarrow"
+    )
+    assert pa.concat_tables(from_store).sort_by("sample_id").equals(found.sort_by("sample_id"))
     example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1]
     exec(compile(example, str(PAGE), "exec"), names := {"path": due.path})
     assert sorted(row["tokens"] for row in names["lengths"].take_all()) == sorted(

@@ -142,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     _lake(backup)
     backup.add_argument("target", type=Path, metavar="TARGET", help="the copy's directory; it must not exist yet")
 
+    export = command("export", "tokenlake.api.upkeep:export", "ready rows to an object store, what is not there yet")
+    _lake(export)
+    export.add_argument("uri", metavar="URI", help="s3://bucket/folder, gs://, abfs://, fsspec+...://, or a folder")
+    export.add_argument("--every", type=float, metavar="SECONDS", help="go on, and look for new rows this often")
+
     rebuild = command(
         "rebuild", "tokenlake.api.commands:rebuild", "drop the index and build it again from the Arrow files"
     )

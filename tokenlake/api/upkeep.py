@@ -1,17 +1,21 @@
-"""What the commands that keep a lake in shape do: compact, gc, backup."""
+"""What the commands that keep a lake in shape do: compact, gc, backup, export."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 
-from tokenlake.errors import ConfigError
+from tokenlake.errors import ConfigError, StorageFailed
 from tokenlake.store.backup import back_up
 from tokenlake.store.compact import Compaction
+from tokenlake.store.export import Exporter
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.objects import Objects
+from tokenlake.store.reader import Lake
 from tokenlake.store.retention import Retention, retire, retire_named
 
-__all__ = ["backup", "compact", "gc"]
+__all__ = ["backup", "compact", "export", "gc"]
 
 
 def _say(line: str) -> None:
@@ -52,3 +56,22 @@ def backup(arguments: argparse.Namespace) -> int:
     done = back_up(arguments.lake, arguments.target)
     _say(f"copied {done.files} files, {done.bytes} bytes, to {arguments.target}")
     return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """`tokenlake export`: once, or for ever, over a store that is away for a while too."""
+    store = Objects(arguments.uri)
+    with Lake(arguments.lake) as lake:
+        exporter = Exporter(lake, store)
+        while True:
+            try:
+                done = exporter.run()
+                if done.groups or arguments.every is None:
+                    _say(f"exported {done.groups} groups, {done.bytes} bytes in {done.files} files, to {store.name}")
+            except StorageFailed as error:
+                if arguments.every is None:
+                    raise
+                sys.stderr.write(f"tokenlake: {error.message}; it is tried again\n")
+            if arguments.every is None:
+                return 0
+            time.sleep(arguments.every)

@@ -14,11 +14,12 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from pyarrow import fs
+
 from tokenlake.errors import ConfigError, MissingExtra
-from tokenlake.finalize.sources import LakeSource, ServiceSource, Source
+from tokenlake.finalize.sources import ServiceSource, Source, placed_source
 from tokenlake.finalize.tensors import Batch, packed, padded
 
 try:
@@ -32,7 +33,8 @@ __all__ = ["Batch", "RowLoader"]
 class RowLoader(IterableDataset[Batch]):
     """Iterates over ready rows in whole groups; iterating again goes on with what was published since.
 
-    `source`: a lake's folder, or the URL of a service, which needs its `token`. `groups_per_batch`: groups in a batch.
+    `source`: a lake's folder; the URL of a service, which needs its `token`; or where `tokenlake export` put rows: the
+    URI of an object store, or a path of `filesystem`. `groups_per_batch`: groups in a batch.
     `pad_id`: what fills the rest of a sequence; None takes the registered model's, else 0. `seed`: shuffles the groups;
     None keeps the order of publication. `purpose`: `train`, `eval`, or None for both. `groups`: these and no others, in
     this order (what a claim gave), shared out by their place in it. `rank`, `world_size`: this process's share.
@@ -49,6 +51,7 @@ class RowLoader(IterableDataset[Batch]):
         source: str | os.PathLike[str],
         *,
         token: str | None = None,
+        filesystem: fs.FileSystem | None = None,
         groups_per_batch: int = 1,
         pad_id: int | None = None,
         seed: int | None = None,
@@ -73,6 +76,7 @@ class RowLoader(IterableDataset[Batch]):
             raise ConfigError("a service needs its control token")
         self._source = source
         self._token = token
+        self._filesystem = filesystem
         self._groups_per_batch = groups_per_batch
         self._pad_id = pad_id
         self._seed = seed
@@ -132,7 +136,7 @@ class RowLoader(IterableDataset[Batch]):
     def _opened(self) -> Source:
         if self._url is not None:
             return ServiceSource(self._url, self._token or "")
-        return LakeSource(Path(self._source))
+        return placed_source(self._source, self._filesystem)
 
     def _shuffled(self, group_id: str) -> bytes:
         """A key that puts groups in an order of the seed, which a group published later does not change."""

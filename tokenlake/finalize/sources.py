@@ -1,24 +1,30 @@
-"""Where a loader's rows come from: a lake's folder, or a service's URL. Both answer the same questions."""
+"""Where a loader's rows come from: a lake's folder, a service's URL, or a store that they were exported to.
+
+All answer the same questions.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+from pyarrow import fs
 
 from tokenlake import sql
 from tokenlake.errors import EngineFailed, MissingExtra, NotFound, TokenlakeError
+from tokenlake.store.exported import Catalog, ExportedFiles
+from tokenlake.store.objects import Objects
 from tokenlake.store.reader import Lake
-from tokenlake.store.rowreader import RowReader
+from tokenlake.store.rowreader import MappedFiles, Place, RowFiles, RowReader
 from tokenlake.store.schema import ROW
 
-__all__ = ["LakeSource", "ServiceSource", "Source"]
+__all__ = ["LakeSource", "PlacedSource", "ServiceSource", "Source", "StoreSource", "placed_source"]
 
 _STREAM = "application/vnd.apache.arrow.stream"
 _PAGE = 5000
-_Place = tuple[str, int, int]
 
 
 class Source(Protocol):
@@ -45,13 +51,27 @@ class Source(Protocol):
         ...
 
 
+class PlacedSource(Source, Protocol):
+    """A source that says where its rows are, so that other processes can read them."""
+
+    @property
+    def files(self) -> RowFiles:
+        """The files that hold them."""
+        ...
+
+    def places(self, groups: Sequence[str]) -> list[Place]:
+        """Where the rows of these groups are. Raises `NotFound` for a group that is not published."""
+        ...
+
+
 class LakeSource:
     """A lake on this machine, read beside its owner: rows straight from the memory map of their files."""
 
     def __init__(self, path: Path) -> None:
         self._lake = Lake(path)
-        self._reader = RowReader(path)
-        self._places: dict[str, _Place] = {}
+        self.files = MappedFiles(path.absolute())
+        self._reader = RowReader(self.files)
+        self._places: dict[str, Place] = {}
 
     def groups(self, purpose: str | None) -> list[str]:
         """As `Source` says."""
@@ -64,8 +84,8 @@ class LakeSource:
         """As `Source` says. Raises `NotFound` for a group that is not published, `DamagedLake` for missing rows."""
         return self._reader.read(self.places(groups))
 
-    def places(self, groups: Sequence[str]) -> list[_Place]:
-        """Where the rows of these groups are, as `RowReader` takes it: group, number of its file, N."""
+    def places(self, groups: Sequence[str]) -> list[Place]:
+        """As `PlacedSource` says."""
         unknown = [name for name in groups if name not in self._places]
         if unknown:
             found = self._lake.sql(sql.read("reads/ready_segments"), [unknown]).fetchall()
@@ -87,6 +107,51 @@ class LakeSource:
     def close(self) -> None:
         """As `Source` says."""
         self._lake.close()
+
+
+class StoreSource:
+    """Exported rows, fetched a file at a time and checked, digest by digest."""
+
+    def __init__(self, store: Objects) -> None:
+        self._catalog = Catalog(store)
+        self.files = ExportedFiles(store, self._catalog.files)
+        self._reader = RowReader(self.files)
+
+    def groups(self, purpose: str | None) -> list[str]:
+        """As `Source` says. Raises `NotFound` where nothing was exported yet."""
+        self._catalog.refresh()
+        if self._catalog.lake_id is None:
+            raise NotFound(
+                f"{self._catalog.store.name} holds no exported rows (yet): `tokenlake export` puts them there"
+            )
+        return [each.group_id for each in self._catalog.groups if purpose in (None, each.purpose)]
+
+    def rows(self, groups: Sequence[str]) -> pa.Table:
+        """As `Source` says. Raises `NotFound` for a group that is not there, `DamagedLake` for rows that changed."""
+        return self._reader.read(self.places(groups))
+
+    def places(self, groups: Sequence[str]) -> list[Place]:
+        """As `PlacedSource` says."""
+        return [group.place for group in self._catalog.find(groups)]
+
+    def versions(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+        """As `Source` says, as of the export."""
+        return self._catalog.versions(groups)
+
+    def pad_id(self) -> int:
+        """As `Source` says, as of the last export."""
+        self._catalog.refresh()
+        return self._catalog.pad_id
+
+    def close(self) -> None:
+        """As `Source` says."""
+
+
+def placed_source(source: str | os.PathLike[str], filesystem: fs.FileSystem | None = None) -> PlacedSource:
+    """A lake for a folder, a store for a URI or a path of `filesystem`."""
+    if filesystem is not None or "://" in os.fspath(source):
+        return StoreSource(Objects(source, filesystem))
+    return LakeSource(Path(source))
 
 
 class ServiceSource:

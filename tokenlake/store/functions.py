@@ -32,7 +32,7 @@ from tokenlake.store.schema import DELTA, LINEAGE, ROW
 from tokenlake.store.sqlfunction import add_function
 from tokenlake.store.sqltypes import sql_type
 
-__all__ = ["register"]
+__all__ = ["register", "row_digests"]
 
 _DELTA_ARGUMENTS = (
     "schema_version",
@@ -81,6 +81,11 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
     )
     sequence.register(con)
     add_function(con, "tl_event_hash", _digests(_event_hashes), {"event": event}, sqltypes.BLOB)
+
+
+def row_digests(rows: pa.RecordBatch) -> list[bytes | None]:
+    """The digest of each row of a batch of `ROW`, computed from what it holds; NULL where a required value is NULL."""
+    return list(_row_digests(*(rows.column(name) for name in _ROW_ARGUMENTS)))
 
 
 def _digests(function: Callable[..., Iterable[bytes | None]]) -> Callable[..., pa.Array]:
