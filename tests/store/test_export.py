@@ -279,15 +279,20 @@ def test_an_address_that_is_none_is_refused_and_no_secret_of_it_is_told(uri: str
     assert Objects("s3://key:secret@bucket/x?scheme=http&region=r").name == "s3://bucket/x"
 
 
-def test_a_file_that_serves_many_groups_is_fetched_once(
+def test_a_file_that_serves_many_groups_is_fetched_once_while_there_is_room(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(lake, tmp_path / "store")
     fetched: list[str] = []
     get = Objects.get
     monkeypatch.setattr(Objects, "get", lambda self, name, sha256: fetched.append(name) or get(self, name, sha256))
-    assert len(names(RowLoader(f"file://{tmp_path}/store"))) == 4
+    turns = ["g0", "g2", "g1", "g3"]
+    assert names(RowLoader(f"file://{tmp_path}/store", groups=turns)) == turns
     assert [name.partition("/")[0] for name in fetched] == ["catalog", "rows", "rows"]
+    fetched.clear()
+    monkeypatch.setattr("tokenlake.store.rowreader._MAX_BYTES", 1)
+    assert names(RowLoader(f"file://{tmp_path}/store", groups=turns)) == turns
+    assert [name.partition("/")[0] for name in fetched] == ["catalog", *["rows"] * 4]
 
 
 def test_the_command_exports_once_or_goes_on_until_it_is_stopped(

@@ -62,7 +62,7 @@ class MappedFiles:
 class RowReader:
     """Rows by group, of one lake. Used by one thread.
 
-    It keeps the files it read last: 64 of them, and no more than 1 GiB beside the one that is read.
+    It keeps the 64 files it read last; of those that were fetched into memory, 1 GiB beside the one that is read.
     """
 
     def __init__(self, files: RowFiles) -> None:
@@ -102,7 +102,6 @@ class RowReader:
         slices: dict[str, list[pa.RecordBatch]] = {}
         try:
             file = self._given.open(number)
-            self._sizes[number] = file.size()
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):
                 batch = conform(reader.get_batch(index), ROW)
@@ -113,6 +112,7 @@ class RowReader:
                     start += length
         except (OSError, pa.ArrowInvalid) as error:
             raise DamagedLake(f"{self._given.place(number)} cannot be read: run `tokenlake audit` ({error})") from error
+        self._sizes[number] = 0 if isinstance(file, pa.MemoryMappedFile) else file.size()
         return slices
 
 
