@@ -60,9 +60,10 @@ def test_a_stop_id_that_is_also_a_header_is_there_once(opened: Opener, speaker: 
 def held(door: Door, rollout: dict[str, Any], messages: list[Any], said: list[int]) -> threading.Thread:
     """A call that the engine holds; its status comes into `said` when it is let go."""
     door.engine.hold = True
+    others = len(door.engine._waiting)
     thread = threading.Thread(target=lambda: said.append(chat(door, rollout, messages).status_code))
     thread.start()
-    wait_for(door, lambda: bool(door.engine._waiting))
+    wait_for(door, lambda: len(door.engine._waiting) > others)
     return thread
 
 

@@ -31,9 +31,10 @@ PACKED = pa.struct({name: pa.large_binary() for name in _ARRAYS})
 
 def register(con: duckdb.DuckDBPyConnection) -> None:
     """Register `tl_sequence` on a connection that has none yet; its cursors have it too."""
-    lists = {name: sql_type(pa.list_(kind)) for name, kind in _ARRAYS.items()}
-    given = {"packed": sql_type(pa.list_(PACKED)), **{name: duckdb.list_type(kind) for name, kind in lists.items()}}
-    add_function(con, "tl_sequence", _sequences, given, duckdb.struct_type(lists))
+    lists = {name: pa.list_(kind) for name, kind in _ARRAYS.items()}
+    given = {"packed": PACKED, **lists}
+    parameters = {name: sql_type(pa.list_(kind)) for name, kind in given.items()}
+    add_function(con, "tl_sequence", _sequences, parameters, sql_type(pa.struct(lists)))
 
 
 def pack(arrays: list[pa.Array]) -> pa.Array:
