@@ -53,6 +53,8 @@ class RecordedEngine:
         self._stage = stage
         self._routing = routing
         self._prev_len = 0 if prompt.parent is None else prompt.parent.cum_len
+        self._ids = prompt.ids.tolist()
+        self._echoed: Any = None
         self.coords: Coords | None = None
         """Where the call was staged, or why not; None until its generation has ended."""
 
@@ -64,7 +66,7 @@ class RecordedEngine:
 
         Raises `RetryableRequestError` (503) for a generation that was aborted and for a record that broke.
         """
-        if list(prompt.get("prompt_token_ids") or ()) != self._prompt.ids.tolist():
+        if list(prompt.get("prompt_token_ids") or ()) != self._ids:
             raise RetryableRequestError("the serving layer changed the prompt of a captured call")
         params = sampling_params.clone()
         if params.logprobs is None:
@@ -86,13 +88,15 @@ class RecordedEngine:
     def _take(self, output: Any, sampled: Sampled) -> None:
         if len(output.outputs) != 1 or output.outputs[0].index != 0:
             sampled.fault = "choices_invalid"
-        if output.prompt_token_ids is not None and list(output.prompt_token_ids) != self._prompt.ids.tolist():
-            sampled.fault = "prompt_ids_differ"
+        # Every output comes with the same list: it is compared once.
+        if output.prompt_token_ids is None:
+            sampled.fault = "prompt_ids_missing"
+        elif output.prompt_token_ids is not self._echoed:
+            self._echoed = output.prompt_token_ids
+            if list(self._echoed) != self._ids:
+                sampled.fault = "prompt_ids_differ"
         for piece in output.outputs[:1]:
-            ids = list(piece.token_ids)
-            found = _logprobs(piece.logprobs, ids)
-            sampled.token_ids += ids
-            sampled.logprobs = None if found is None or sampled.logprobs is None else sampled.logprobs + found
+            self._take_tokens(list(piece.token_ids), piece.logprobs, sampled)
             if piece.finish_reason is not None:
                 sampled.finish_reason = piece.finish_reason
                 spans = piece.weight_versions or ()
@@ -100,19 +104,22 @@ class RecordedEngine:
                 if self._routing is not None:
                     self._take_experts(self._routing, piece.routed_experts, sampled)
 
+    def _take_tokens(self, ids: list[int], positions: Any, sampled: Sampled) -> None:
+        sampled.token_ids += ids
+        if ids and positions is None:
+            sampled.logprobs = None
+        elif len(positions or ()) != len(ids):
+            sampled.fault = "logprobs_misaligned"
+        elif sampled.logprobs is not None:
+            found: list[Any] = [(at or {}).get(token) for at, token in zip(positions or (), ids, strict=True)]
+            if None in found:
+                sampled.logprobs = None
+            else:
+                sampled.logprobs += [entry.logprob for entry in found]
+
     def _take_experts(self, routing: Routing, rows: Any, sampled: Sampled) -> None:
         cum_len = len(self._prompt.ids) + len(sampled.token_ids)
         try:
             sampled.extras = {NAME: routing.envelope(rows, prev_len=self._prev_len, cum_len=cum_len)}
         except ValueError:
             sampled.fault = "extras_invalid"
-
-
-def _logprobs(positions: Any, ids: list[int]) -> list[float] | None:
-    """The log-probability of each id; None where one is missing."""
-    if not ids:
-        return []
-    if positions is None or len(positions) != len(ids):
-        return None
-    found: list[Any] = [position and position.get(token) for position, token in zip(positions, ids, strict=True)]
-    return None if None in found else [entry.logprob for entry in found]
