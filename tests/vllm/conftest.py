@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -37,7 +36,7 @@ WITHOUT_A_GPU = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOGGING_LEVEL": "DEBUG",
 }
-_FLAGS = (
+FLAGS = (
     *("--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
     *("--host", "127.0.0.1", "--enable-scale-out", "--enable-tokenizer-info-endpoint", "--no-enable-prefix-caching"),
     *("--enable-log-requests", "--enable-log-outputs"),
@@ -78,7 +77,7 @@ def served(model: Path, *command: str, **environment: str) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     process = subprocess.Popen(
-        [PYTHON, "-m", *command, "--model", str(model), *_FLAGS, "--port", str(port)],
+        [PYTHON, "-m", *command, "--model", str(model), *FLAGS, "--port", str(port)],
         cwd=ROOT,
         env={**os.environ, **WITHOUT_A_GPU, **environment},
         stdin=subprocess.PIPE,
@@ -154,6 +153,14 @@ def worker(run_worker: Callable[..., contextlib.AbstractContextManager[Served]])
 
 
 @pytest.fixture(scope="session")
+def other(run_worker: Callable[..., contextlib.AbstractContextManager[Served]]) -> Iterator[Served]:
+    """A worker behind a function middleware, whose template closes no answer and leaves out what shows nothing."""
+    flags = ("--middleware", "tests.vllm.middleware.nothing", "--chat-template", str(ROOT / "tests/vllm/other.jinja"))
+    with run_worker("w3", *flags) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def stock(model: Path) -> Iterator[Served]:
     """The same vLLM without a worker."""
     with served(model, "vllm.entrypoints.launchers.api_server.entry") as made:
@@ -181,9 +188,17 @@ def group() -> str:
     return f"v{next(_groups)}"
 
 
-def version(worker: Served, number: int) -> Any:
+def version(worker: Served, number: int) -> httpx.Response:
     """Label the loaded weights."""
     return httpx.put(worker.url + "/v1/tokenlake/weights", json={"version": number}, timeout=30)
+
+
+def load(worker: Served) -> int:
+    """Label the loaded weights with the next version: a worker's tests share it, and it never goes back."""
+    label = httpx.get(worker.url + "/v1/tokenlake/capture", timeout=30).json()["weights"]
+    number = int(label) + 1 if label.isdigit() else 0
+    assert version(worker, number).json()["weights"] == str(number)
+    return number
 
 
 @pytest.fixture

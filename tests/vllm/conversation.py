@@ -42,7 +42,10 @@ class Conversation:
             said, finish = self._ask(messages, tools, chance)
             if said.get("reasoning"):
                 self._count("thinking")
+                if not said["content"] and "tool_calls" not in said:
+                    self._count("only thinking")
                 if chance.random() < 0.5:
+                    self._count("thinking left out")
                     del said["reasoning"]
             messages = [*messages, said]
             results = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ import pytest
 from tests.api.conftest import Door, Opener
 from tests.api.test_lifecycle import wait_for
 from tests.api.test_upstream import backend
-from tests.vllm.conftest import Served, version
+from tests.vllm.conftest import Served, load
 from tests.vllm.conversation import streamed
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.tiny import load_model, sequence_logprobs
@@ -62,16 +62,19 @@ def deltas(door: Door, rollout: dict[str, Any]) -> list[dict[str, Any]]:
     return door.service.lake.sql(query, [rollout["rollout_id"]]).to_arrow_table().to_pylist()
 
 
-def exact(door: Door, group: str) -> None:
-    """Every row of a group holds the embedded model's own log-probabilities."""
+def exact(door: Door, group: str) -> float:
+    """Every row of a group holds the embedded model's own log-probabilities; how far the farthest lies off."""
     wait_for(door, lambda: door.service.control.groups[group].state == "published")
     model = load_model(WEIGHTS_DIR)
+    farthest = 0.0
     for row in door.request("GET", f"/api/v1/rows?group_id={group}").json()["rows"]:
         assert (row["sample_mask"], row["reason"], row["logprob_mode"]) == (1, None, "raw")
         ours = sequence_logprobs(model, row["input_ids"])
         sampled = [index for index, trained in enumerate(row["token_mask"]) if trained]
         assert sampled
-        assert max(abs(row["logprobs"][index] - ours[index]) for index in sampled) < 1e-4
+        farthest = max(farthest, *(abs(row["logprobs"][index] - ours[index]) for index in sampled))
+    assert farthest < 1e-4
+    return farthest
 
 
 def test_a_rollout_is_spliced_staged_and_published(door: Door, group: str) -> None:
@@ -85,7 +88,7 @@ def test_a_rollout_is_spliced_staged_and_published(door: Door, group: str) -> No
 
 
 def test_gate_and_worker_leave_the_same_deltas(open_gate: Opener, worker: Served, group: str) -> None:
-    version(worker, 3)
+    loaded = load(worker)
     with open_gate(engine=backend(worker.url, "worker")) as door:
         (there,) = door.register(f"{group}w")
         at_worker = play(door, there, 5)
@@ -94,9 +97,9 @@ def test_gate_and_worker_leave_the_same_deltas(open_gate: Opener, worker: Served
         at_gate = play(door, here, 5)
     assert at_worker == at_gate
     assert [delta["mode"] for delta in at_worker] == ["text"] + ["token_in"] * 4
-    assert {delta["weight_version"] for delta in at_worker} == {3}
+    assert {delta["weight_version"] for delta in at_worker} == {loaded}
     spans = at_worker[0]["weight_version_spans"]
-    assert [span["version"] for span in spans] == [3]
+    assert [span["version"] for span in spans] == [loaded]
     assert spans[0]["end"] == sum(at_worker[0]["token_mask"])
 
 
@@ -173,72 +176,6 @@ def test_many_rollouts_at_once_are_each_exact(door: Door, group: str) -> None:
     exact(door, group)
 
 
-def test_weights_that_change_in_mid_request_are_told_apart(door: Door, worker: Served, group: str) -> None:
-    """B18."""
-    first, second = door.register(group, n=2)
-    assert version(worker, 7).json()["weights"] == "7"
-    stream = door.agent(first).chat.completions.create(
-        model="m", messages=ENDLESS, max_tokens=600, temperature=0, stream=True
-    )
-    next(iter(stream))
-    assert version(worker, 8).status_code == 200
-    for _ in stream:
-        pass
-    (delta,) = deltas(door, first)
-    assert delta["finish_reason"] == "length", "it was still running when the label changed"
-    assert (delta["weight_version"], delta["weight_version_end"]) == (7, 8)
-    assert [span["version"] for span in delta["weight_version_spans"]] == [7, 8]
-    assert delta["weight_version_spans"][1]["end"] == sum(delta["token_mask"])
-    messages: list[Any] = [*ASKED]
-    say(door, second, messages)
-    assert version(worker, 9).is_success
-    said = door.client.set_weight_version(9)["workers"]
-    assert [entry["loaded_weight_version"] for entry in said] == [9]
-    say(door, second, messages)
-    assert [call["weight_version"] for call in deltas(door, second)] == [8, 9]
-    assert version(worker, 8).status_code == 409, "never backwards"
-
-
-def running(worker: Served) -> float:
-    text = httpx.get(worker.url + "/metrics", timeout=30).text
-    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
-def test_an_agent_that_hangs_up_ends_the_generation(door: Door, worker: Served, group: str) -> None:
-    """B20."""
-    (rollout,) = door.register(group)
-    stream = door.agent(rollout).chat.completions.create(
-        model="m", messages=ENDLESS, max_tokens=1900, temperature=0, stream=True
-    )
-    next(iter(stream))
-    stream.close()
-    wait_for(door, lambda: any(e["rollout_id"] == rollout["rollout_id"] for e in door.events("call_failed")))
-    (failed,) = [e for e in door.events("call_failed") if e["rollout_id"] == rollout["rollout_id"]]
-    assert failed["reason"] == "client_disconnected"
-    wait_for(door, lambda: running(worker) == 0)
-    assert not deltas(door, rollout)
-    say(door, rollout, [*ASKED])
-    assert len(deltas(door, rollout)) == 1
-
-
-def test_a_generation_that_the_trainer_aborts_is_asked_for_again(door: Door, worker: Served, group: str) -> None:
-    """B19: what was sampled before an abort is no turn."""
-    (rollout,) = door.register(group)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(say, door, rollout, [*ENDLESS], tools=openai.NOT_GIVEN, max_tokens=1900)
-        wait_for(door, lambda: running(worker) == 1)
-        httpx.post(worker.url + "/pause", params={"mode": "abort"}, timeout=30).raise_for_status()
-        httpx.post(worker.url + "/resume", timeout=30).raise_for_status()
-        with pytest.raises(openai.APIStatusError) as refused:
-            waiting.result()
-    assert refused.value.status_code == 503
-    assert not deltas(door, rollout), "what it had sampled is no turn"
-    say(door, rollout, [*ASKED])
-    assert len(deltas(door, rollout)) == 1
-    assert not door.client.seal(rollout["rollout_id"], reward=1.0)["poisoned"]
-
-
 def test_more_than_one_choice_is_refused_everywhere(door: Door, worker: Served, group: str) -> None:
     """B23."""
     (rollout,) = door.register(group)
@@ -254,48 +191,63 @@ def test_more_than_one_choice_is_refused_everywhere(door: Door, worker: Served, 
     assert not deltas(door, rollout)
 
 
+def test_a_parent_is_used_only_where_it_hashes_to_what_was_named(door: Door, worker: Served, group: str) -> None:
+    """What a worker says of the parent that it used is its own finding; the gate refuses another one by name."""
+    (rollout,) = door.register(group)
+    play(door, rollout, 1)
+    (event,) = [e for e in door.events("call_committed") if e["rollout_id"] == rollout["rollout_id"]]
+    place = {name: event[name] for name in ("writer", "segment", "byte_offset", "byte_length", "batch_row")}
+    true = event["chain_hash"].hex()
+    for hashed, used, cause in ((true, event["call_id"], None), ("00" * 32, None, "prefix_unavailable")):
+        link = {"call_id": event["call_id"], "cum_len": event["cum_len"], "chain_hash": hashed, "place": place}
+        asked = {"rollout_id": rollout["rollout_id"], "attempt": 0, "call_id": f"x{hashed}", "cause": None}
+        asked |= {"parent_call_id": link["call_id"], "parent_chain_hash": hashed, "chain": [link]}
+        asked |= {"prev_len": link["cum_len"], "parent_messages": 3}
+        messages = [*ASKED, {"role": "assistant", "content": "43"}, AGAIN]
+        body = {"model": "tiny", "messages": messages, "max_completion_tokens": 1, "ng_capture": asked}
+        answer = httpx.post(worker.url + "/v1/tokenlake/chat/completions", json=body, timeout=30)
+        said = answer.raise_for_status().json()["ng_capture"]
+        assert (said["parent_call_id"], said["parent_chain_hash"]) == (used, used and true)
+        assert (said["cause"], said["coords"]["mode"]) == (cause, "token_in" if used else "text")
+
+
 def test_what_does_not_ask_for_capture_sees_vllm_byte_for_byte(worker: Served, stock: Served) -> None:
     label = httpx.get(worker.url + "/v1/tokenlake/capture", timeout=30).json()["weights"]
     httpx.post(stock.url + "/update_weight_version", json={"new_version": label}, timeout=30).raise_for_status()
-    calls: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"messages": ASKED, "logprobs": True, "top_logprobs": 2},
-        "/v1/completions": {"prompt": "What is", "logprobs": 1},
-        "/v1/messages": {"messages": SHORT},
-        "/tokenize": {"messages": SHORT},
-        "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0}},
-    }
-    for path, body in calls.items():
-        for stream in (False, True) if "messages" in path or "completions" in path else (False,):
-            whole = {
-                "model": "tiny",
-                "max_tokens": 12,
-                "temperature": 0,
-                **body,
-                **({"stream": True} if stream else {}),
-            }
-            assert _said(worker, path, whole) == _said(stock, path, whole), path
-    wrong = {"model": "nobody", "messages": SHORT}
-    assert _said(worker, "/v1/chat/completions", wrong) == _said(stock, "/v1/chat/completions", wrong)
-    ours, theirs = (httpx.get(one.url + "/openapi.json", timeout=30).json()["paths"] for one in (worker, stock))
-    added = {path for path in ours if path not in theirs}
+    greedy = {"model": "tiny", "temperature": 0}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": ASKED, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"prompt": "What is", "max_tokens": 12, "logprobs": 1}),
+        ("/v1/messages", {"messages": SHORT, "max_tokens": 12}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 12}),
+    ]
+    calls += [(path, {**body, "stream": True}) for path, body in calls]
+    calls += [
+        ("/v1/chat/completions", {"messages": SHORT, "model": "nobody"}),
+        ("/tokenize", {"messages": SHORT}),
+        ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "temperature": 0}}),
+    ]
+    for path, body in calls:
+        ours, theirs = set[Any](), set[Any]()
+        # Where a stream is cut into pieces is a matter of timing: both are asked until they cut it alike.
+        for _ in range(20 if "stream" in body else 1):
+            ours.add(_said(worker, path, {**greedy, **body}))
+            theirs.add(_said(stock, path, {**greedy, **body}))
+            if ours & theirs:
+                break
+        assert ours & theirs, (path, ours, theirs)
+    paths, stocks = (httpx.get(one.url + "/openapi.json", timeout=30).json()["paths"] for one in (worker, stock))
+    added = {path for path in paths if path not in stocks}
     assert added == {"/v1/tokenlake/capture", "/v1/tokenlake/chat/completions", "/v1/tokenlake/weights"}
-    assert {path: ours[path] for path in theirs} == theirs
+    assert {path: paths[path] for path in stocks} == stocks
 
 
-def _said(server: Served, path: str, body: dict[str, Any]) -> tuple[int, list[bytes]]:
-    """Status and lines of an answer, without what differs from call to call."""
+def _said(server: Served, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    """Status and body of an answer, without what differs from call to call."""
     answer = httpx.post(server.url + path, json=body, headers={"X-Request-Id": "same"}, timeout=60)
-    kept = []
-    for line in answer.content.split(b"\n"):
-        mark, _, data = line.partition(b"data: ") if line.startswith(b"data: {") else (b"", b"", line)
-        if data.startswith(b"{"):
-            value = json.loads(data)
-            for name in ("id", "created", "request_id"):
-                value.pop(name, None)
-            (value.get("message") or {}).pop("id", None) if isinstance(value.get("message"), dict) else None
-            data = json.dumps(value).encode()
-        kept.append(mark + data)
-    return answer.status_code, kept
+    return answer.status_code, re.sub(
+        rb'"(id|item_id|created|created_at|request_id)": ?("[^"]*"|[0-9.]+)', b"", answer.content
+    )
 
 
 def test_a_server_without_capture_is_refused(door: Door, stock: Served) -> None:
