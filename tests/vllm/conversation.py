@@ -28,7 +28,7 @@ class Conversation:
 
     def play(self) -> None:
         chance = random.Random(self.seed)
-        tools = [CALCULATOR_TOOL] if chance.random() < 0.8 else None
+        tools = [CALCULATOR_TOOL] if chance.random() < 0.7 else None
         question = f"What is {chance.randint(1, 99)} {chance.choice('+-*')} {chance.randint(1, 99)}?"
         messages: list[Message] = [
             {"role": "system", "content": chance.choice(SYSTEM_PROMPTS)},
@@ -37,7 +37,6 @@ class Conversation:
         forks: list[list[Message]] = []
         for _ in range(chance.randint(2, 6)):
             if forks and chance.random() < 0.25:
-                self._count("fork")
                 messages = [*chance.choice(forks), {"role": "user", "content": SIDE_TASK}]
             said, finish = self._ask(messages, tools, chance)
             if said.get("reasoning"):
@@ -63,11 +62,11 @@ class Conversation:
             "model": "any",
             "messages": messages,
             "max_tokens": chance.choice([1, 3, 9, 48, 48, 48]),
-            "temperature": chance.choice([0, 0.5, 1.0, 1.7]),
+            "temperature": chance.choice([0, 1.0, 1.3, 1.7]),
             "top_p": chance.choice([1.0, 1.0, 0.9]),
             "seed": chance.randrange(2**31),
             **({"tools": tools} if tools else {}),
-            **({"stop": [chance.choice("0123456789")]} if not tools and chance.random() < 0.4 else {}),
+            **({"stop": [chance.choice("0123456789einst")]} if not tools and chance.random() < 0.6 else {}),
             **({"stream": True} if self.stream else {}),
         }
         path = f"/ng-rollout/{self.rollout['rollout_id']}/v1/chat/completions"

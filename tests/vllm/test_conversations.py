@@ -25,7 +25,7 @@ from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
 
 COUNT = int(os.environ.get("TOKENLAKE_TEST_VLLM_CONVERSATIONS", "20"))
 END = TinyTokenizer(WEIGHTS_DIR / "tokenizer.json").id_of("<|im_end|>")
-KINDS = {"tool call", "thinking", "only thinking", "thinking left out", "length", "stop", "stop text", "forked"}
+KINDS = {"tool call", "thinking", "only thinking", "thinking left out", "length", "stop", "stop text", "fork"}
 
 
 def test_random_conversations_are_exact_and_alike_whole_and_streamed(
@@ -52,7 +52,7 @@ def test_random_conversations_are_exact_and_alike_whole_and_streamed(
     assert len(calls) == 2 * sum(seen[end] for end in ("tool call", "length", "stop"))
     seen["stop text"] = sum(call["finish_reason"] == "stop" and call["sequence"][-1] != END for call in calls) // 2
     children = Counter(call["parent"] for call in calls if call["parent"] is not None)
-    seen["forked"] = sum(count - 1 for count in children.values()) // 2
+    seen["fork"] = sum(count - 1 for count in children.values()) // 2
     assert not KINDS - set(+seen), "every kind was played"
     calls_off = _off(calls)
     assert calls_off < 1e-4
@@ -75,13 +75,13 @@ def _calls(door: Door, worker: Served, group: str) -> list[dict[str, Any]]:
     staged = {row["call_id"]: row for row in door.service.lake.sql(query, [f"{group}c"]).to_arrow_table().to_pylist()}
     assert len(committed) == len(staged)
     sequences: dict[str, list[int]] = {}
-    roots = Counter(event["rollout_id"] for event in committed if event["parent_call_id"] is None)
+    roots = Counter(event["rollout_id"] for event in committed if event.get("parent_call_id") is None)
     assert set(roots.values()) == {1}, "each call but the first of a rollout continues another"
     for event in committed:
         call, row = event["call_id"], staged[event["call_id"]]
         sampled = sum(row["token_mask"])
-        row["parent"] = event["parent_call_id"]
-        before = sequences.get(row["parent"], [])
+        row["parent"] = event.get("parent_call_id")
+        before = sequences[row["parent"]] if row["parent"] else []
         sequences[call] = row["sequence"] = [*before, *row["token_ids"]]
         given = traced[call].prompt_token_ids
         assert given[: len(before)] == before, "the engine was given the parent's exact ids"
