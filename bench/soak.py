@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import tempfile
 import time
@@ -127,11 +128,14 @@ async def _run_all(agents: list[_Agent], turns: int, in_flight: int) -> list[lis
 
 def held(lake: OwnedLake) -> float:
     """Bytes of the gate's memory for each call of an open rollout."""
-    events = lake.open_events()
+    lake.open_events()
     tracemalloc.start()
+    # What the state takes over from the events counts as well, and what it does not is given back one by one.
+    events = lake.open_events()
     control = Control()
     while events:
         control.apply(events.pop(0))
+    gc.collect()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     calls = sum(

@@ -152,8 +152,7 @@ class Gate:
             await asyncio.wait(list(self._flights.values()))
 
     def _landed(self, flight: Flight) -> None:
-        flight.attempt.inflight.discard(flight.call_id)
-        flight.attempt.landed.set()
+        flight.attempt.land(flight.call_id)
         task = self._flights.pop(flight)
         if not task.cancelled():
             # Whoever still waits gets the error; with nobody waiting it has been recorded, and is not news.

@@ -237,6 +237,7 @@ class Lifecycle:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 return False
+            attempt.landed = attempt.landed or asyncio.Event()
             attempt.landed.clear()
             try:
                 await asyncio.wait_for(attempt.landed.wait(), left)

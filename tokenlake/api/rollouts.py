@@ -77,8 +77,8 @@ class Attempt:
     unsaved: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Failures of answers that were cut off and could not be written down: they poison, and are written with the end
     of the attempt."""
-    landed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a call in flight ends."""
+    landed: asyncio.Event | None = None
+    """Set whenever a call in flight ends, once somebody has waited for that."""
     touched_at: int = 0
     created_by: bytes | None = None
     """Digest of the idempotency key of its registration."""
@@ -92,6 +92,12 @@ class Attempt:
     """How many calls were committed; stays when the calls themselves are released."""
     released: bool = False
     """Its group is published or a newer attempt exists: nothing can continue it, and its calls are only in the lake."""
+
+    def land(self, call_id: str) -> None:
+        """A call in flight ended."""
+        self.inflight.discard(call_id)
+        if self.landed is not None:
+            self.landed.set()
 
     def release(self) -> None:
         """Drop what only a call or a seal would need."""

@@ -77,8 +77,7 @@ async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
 
     def done() -> None:
         attempt.touched_at = now_us()
-        attempt.inflight.discard(call_id)
-        attempt.landed.set()
+        attempt.land(call_id)
 
     with ExitStack() as failed:
         failed.callback(done)
