@@ -6,6 +6,7 @@ on stop texts and on lengths (B09), and the template takes old thinking away (B1
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections import Counter
 from typing import Any
@@ -35,6 +36,8 @@ def test_random_conversations_are_exact_and_alike_whole_and_streamed(
     rows_off = 0.0
     with open_gate(engine=backend(worker.url, "worker")) as door:
         for seed in range(COUNT):
+            # The suite's own bound, for each: how many there are is asked for.
+            faulthandler.dump_traceback_later(300, exit=True)
             name = f"{group}c{seed}"
             pair = door.register(name, n=2)
             played = [
