@@ -6,9 +6,9 @@ on stop texts and on lengths (B09), and the template takes old thinking away (B1
 
 from __future__ import annotations
 
-import faulthandler
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -26,45 +26,68 @@ from tokenlake.ingest.tiny.tokenizer import TinyTokenizer
 
 COUNT = int(os.environ.get("TOKENLAKE_TEST_VLLM_CONVERSATIONS", "20"))
 END = TinyTokenizer(WEIGHTS_DIR / "tokenizer.json").id_of("<|im_end|>")
+AT_ONCE = 20
+"""Conversations of one test, which the suite gives five minutes."""
 KINDS = {"tool call", "thinking", "only thinking", "thinking left out", "length", "stop", "stop text", "fork"}
 
 
+@dataclass
+class Played:
+    """What was played so far, and how exact it was."""
+
+    seen: Counter[str] = field(default_factory=Counter[str])
+    """How often what happened, of the half that was asked whole."""
+    conversations: int = 0
+    calls: int = 0
+    rows_off: float = 0.0
+    calls_off: float = 0.0
+    """How far a log-probability lies from the one that the weights give, at most: of rows, of all calls."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.conversations} conversations, each whole and streamed: {self.calls} calls, "
+            f"{self.calls - 2 * self.conversations} of which continue another by the engine's own prompt; in each half "
+            f"{dict(sorted(self.seen.items()))}; log-probabilities off by at most {self.rows_off:.2g} in rows, "
+            f"{self.calls_off:.2g} in calls"
+        )
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return Played()
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, AT_ONCE))
 def test_random_conversations_are_exact_and_alike_whole_and_streamed(
-    open_gate: Opener, worker: Served, group: str, capsys: pytest.CaptureFixture[str]
+    open_gate: Opener, worker: Served, group: str, played: Played, capsys: pytest.CaptureFixture[str], first: int
 ) -> None:
-    seen: Counter[str] = Counter()
-    rows_off = 0.0
     with open_gate(engine=backend(worker.url, "worker")) as door:
-        for seed in range(COUNT):
-            # The suite's own bound, for each: how many there are is asked for.
-            faulthandler.dump_traceback_later(300, exit=True)
+        for seed in range(first, min(first + AT_ONCE, COUNT)):
             name = f"{group}c{seed}"
             pair = door.register(name, n=2)
-            played = [
+            twins = [
                 Conversation(door, rollout, seed, stream) for rollout, stream in zip(pair, (False, True), strict=True)
             ]
-            for conversation in played:
-                conversation.play()
-                door.client.seal(conversation.rollout["rollout_id"], reward=1.0, terminal_response_id=conversation.last)
+            for twin in twins:
+                twin.play()
+                door.client.seal(twin.rollout["rollout_id"], reward=1.0, terminal_response_id=twin.last)
             whole, flowing = (deltas(door, rollout) for rollout in pair)
             assert whole == flowing
-            assert played[0].seen == played[1].seen
-            seen += Counter(played[0].seen)
-            rows_off = max(rows_off, exact(door, name))
+            assert twins[0].seen == twins[1].seen
+            played.conversations += 1
+            played.seen += Counter(twins[0].seen)
+            played.rows_off = max(played.rows_off, exact(door, name))
         calls = _calls(door, worker, group)
-    assert len(calls) == 2 * sum(seen[end] for end in ("tool call", "length", "stop"))
-    seen["stop text"] = sum(call["finish_reason"] == "stop" and call["sequence"][-1] != END for call in calls) // 2
+    cut = [call for call in calls if call["finish_reason"] == "stop" and call["sequence"][-1] != END]
     children = Counter(call["parent"] for call in calls if call["parent"] is not None)
-    seen["fork"] = sum(count - 1 for count in children.values()) // 2
-    assert not KINDS - set(+seen), "every kind was played"
-    calls_off = _off(calls)
-    assert calls_off < 1e-4
+    played.seen += Counter({"stop text": len(cut) // 2, "fork": sum(count - 1 for count in children.values()) // 2})
+    played.calls += len(calls)
+    played.calls_off = max(played.calls_off, _off(calls))
+    assert played.calls_off < 1e-4
+    assert played.calls == 2 * sum(played.seen[end] for end in ("tool call", "length", "stop"))
+    assert first + AT_ONCE < COUNT or not KINDS - set(played.seen), "every kind was played"
     with capsys.disabled():
-        print(  # noqa: T201  # figures that are quoted
-            f"\n{COUNT} conversations, each whole and streamed: {len(calls)} calls, {len(calls) - 2 * COUNT} of which "
-            f"continue another by the engine's own prompt; in each half {dict(sorted(seen.items()))}; "
-            f"log-probabilities off by at most {rows_off:.2g} in rows, {calls_off:.2g} in calls"
-        )
+        print(f"\n{played}")  # noqa: T201  # figures that are quoted
 
 
 def _calls(door: Door, worker: Served, group: str) -> list[dict[str, Any]]:
