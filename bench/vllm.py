@@ -137,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has vLLM")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8], metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tokenlake-bench-"))
@@ -151,7 +152,7 @@ def main() -> None:
         heads = ("plain ms", "worker", "gate", "+worker", "+gate", "worker/", "gate/")
         print(f"{'':44}{''.join(f'{head:>9}' for head in heads)}  pairs, tokens")
         order = random.Random(arguments.seed)
-        for in_flight in (1, 8):
+        for in_flight in arguments.in_flight:
             for length, system in (("short", SYSTEM_PROMPTS[0]), ("long", LONG)):
                 for stream in (False, True):
                     rounds: list[list[Turn]] = []
