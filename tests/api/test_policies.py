@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.api.conftest import Door, Opener
+from tests.api.scripted_engine import text
 from tests.api.test_chat import U5, U6, ask, echo
 from tests.api.test_lifecycle import wait_for
 from tokenlake.errors import Conflict
 
+SYSTEM = {"role": "system", "content": text(4)}
 ROWS = "SELECT sample_mask, reason FROM ready_rows"
 
 
@@ -60,6 +62,39 @@ def test_a_boundary_that_is_named_must_be_right_where_it_is_compatible_and_count
             door.client.seal("g_g0", reward=1.0, boundary_id="another")
         door.client.seal("g_g0", reward=1.0)
         assert published_rows(door) == [(0, "no_calls")]
+    with opened(policy={"boundary": "off"}) as door:
+        (rollout,) = door.register("off")
+        ask(door.agent(rollout), [U5])
+        door.client.seal("off_g0", reward=1.0, boundary_id="another")
+        wait_for(door, lambda: door.service.control.groups["off"].state == "published")
+        rows = door.service.lake.sql("SELECT rollout_id, sample_mask FROM ready_rows ORDER BY ALL").fetchall()
+        assert rows == [("g_g0", 0), ("off_g0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "poison"),
+    [
+        ("preamble_changed", ["preamble_changed"]),
+        ("history_edited", ["history_edited"]),
+        ("no_match", ["no_match"]),
+        ("history_edited", ["preamble_changed", "no_match", "ambiguous", "splice_failed", "prefix_unavailable"]),
+    ],
+)
+def test_each_cause_spoils_the_row_or_not_as_it_was_told(opened: Opener, cause: str, poison: list[str]) -> None:
+    with opened(policy={"on_unresolved": dict.fromkeys(poison, "poison")}) as door:
+        (rollout,) = door.register()
+        agent = door.agent(rollout)
+        first = echo(ask(agent, [SYSTEM, U5]))
+        asked = {
+            "preamble_changed": [{"role": "system", "content": text(7)}, U5, first, U6],
+            "history_edited": [SYSTEM, U6, first, U6],
+            "no_match": [SYSTEM, U5, first | {"content": "something else"}, U6],
+        }
+        last = ask(agent, asked[cause])
+        door.client.seal("g_g0", reward=1.0, terminal_response_id=last.id)
+        assert published_rows(door) == [(0, "unresolved_parent") if cause in poison else (1, None)]
+        causes = door.service.lake.sql("SELECT cause FROM roots_by_cause ORDER BY ALL").fetchall()
+        assert causes == sorted([(cause,), ("no_history",)])
 
 
 def test_a_groups_deadline_comes_from_the_policy_where_it_names_none(opened: Opener) -> None:

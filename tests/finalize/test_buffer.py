@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from itertools import pairwise
 from typing import Any
@@ -148,6 +149,40 @@ def test_the_oldest_version_of_a_group_counts(field: Field) -> None:
     buffer = ReplayBuffer(field.lake)
     assert names(buffer.claim("a", current_version=7, max_staleness=1)) == []
     assert names(buffer.claim("b", current_version=7, max_staleness=2)) == ["g"]
+
+
+AGES: dict[str, tuple[tuple[int | None, int | None], tuple[float, float], str]] = {
+    "old": ((5, 7), (1.0, 0.0), "stale"),
+    "just": ((6, 9), (1.0, 0.0), "fresh"),
+    "newer": ((8, 9), (1.0, 0.0), "future"),
+    "first-unknown": ((None, 7), (1.0, 0.0), "unknown_version"),
+    "second-unknown": ((7, None), (1.0, 0.0), "unknown_version"),
+    "old-not-valid": ((5, 7), (math.nan, 0.0), "fresh"),
+    "unknown-not-valid": ((None, 7), (math.nan, 0.0), "fresh"),
+    "newer-not-valid": ((9, 7), (math.nan, 0.0), "fresh"),
+    "none-valid": ((5, 5), (math.nan, math.nan), "unknown_version"),
+}
+"""Versions and rewards of a group's two rollouts; how old it is at version 7 where 1 behind is allowed."""
+
+
+def test_how_old_a_group_is_is_judged_over_its_valid_rows_and_changes_no_row(field: Field) -> None:
+    set_policy(field.lake, {"max_staleness": 1})
+    for name, (versions, rewards, _) in AGES.items():
+        records = group(name, rewards)
+        records[1]["weight_version"], records[3]["weight_version"] = versions
+        field.add(*records)
+    field.publish()
+    before = field.rows("SELECT * FROM ready_rows ORDER BY sample_id")
+    claim = ReplayBuffer(field.lake).claim("a", groups=99, current_version=7)
+    assert set(names(claim)) == {name for name, (*_, age) in AGES.items() if age == "fresh"}
+    said = {name: (state, reason) for name, state, reason in field.rows("SELECT group_id, state, reason FROM claims")}
+    states = {
+        "fresh": ("claimed", None),
+        "stale": ("evicted", "stale"),
+        "unknown_version": ("evicted", "unknown_version"),
+    }
+    assert said == {name: states[age] for name, (*_, age) in AGES.items() if age != "future"}
+    assert field.rows("SELECT * FROM ready_rows ORDER BY sample_id") == before
 
 
 def test_the_policy_and_the_published_version_count_where_a_claim_is_silent(buffer: ReplayBuffer, field: Field) -> None:

@@ -79,6 +79,42 @@ def test_a_group_with_just_enough_valid_rows_is_published_whole(field: Field) ->
     assert field.rows(ROWS) == [("g_g0", 1, None), ("g_g1", 0, "environment_failed")]
 
 
+def test_a_group_that_just_meets_the_fraction_is_published(field: Field) -> None:
+    """As a product, 0.28 * 25 is more than 7."""
+    set_policy(field.lake, {"min_valid_fraction_per_group": 0.28})
+    (done,) = field.publish(*group("g", [1.0] * 7 + [None] * 18))
+    assert (done.dropped, done.valid, done.rows) == (None, 7, 25)
+
+
+def test_segments_of_a_rollout_are_judged_each_by_its_own_versions_and_a_group_by_all(field: Field) -> None:
+    def branched(name: str) -> list[Record]:
+        """A terminal chain of version 7, one beside it of version 8, and one that began under 7 and ended under 8."""
+        return [
+            {"type": "group", "group_id": name, "n": 2},
+            call(f"{name}_g0", "a", [1], [2]),
+            call(f"{name}_g0", "b", [3], [4], weight_version=8),
+            call(f"{name}_g0", "c", [5], [6]),
+            call(f"{name}_g0", "d", [5, 6, 7], [8], weight_version=8),
+            {"type": "seal", "rollout_id": f"{name}_g0", "reward": 1.0, "terminal_call_id": "a"},
+            {"type": "fail", "rollout_id": f"{name}_g1", "reason": "timeout"},
+        ]
+
+    set_policy(field.lake, {"rows": "segments", "mixed_weight_version": "reject", "min_valid_fraction_per_group": 0.5})
+    (done,) = field.publish(*branched("g"))
+    assert (done.valid, done.rows, done.dropped) == (1, 3, None)
+    told = "SELECT segment_index, input_ids, weight_version_min, weight_version_max, group_min_wv, group_max_wv"
+    assert field.rows(f"{told} FROM ready_rows WHERE sample_mask = 1 ORDER BY 1") == [
+        (0, [1, 2], 7, 7, 7, 8),
+        (1, [3, 4], 8, 8, 7, 8),
+    ]
+    set_policy(field.lake, {"min_delivered_fraction": 0.5})
+    assert [each.valid for each in field.publish(*branched("h"))] == [1]
+    set_policy(field.lake, {"min_delivered_fraction": 0.6, "min_valid_fraction_per_group": 0})
+    assert [dict(each.reasons) for each in field.publish(*branched("i"))] == [{"timeout": 1, "undelivered": 1}]
+    set_policy(field.lake, {"mixed_weight_version_per_group": "reject", "min_delivered_fraction": 0})
+    assert [each.dropped for each in field.publish(*branched("j"))] == ["mixed_weight_version_per_group"]
+
+
 def test_nothing_is_due_before_the_deadline_that_the_policy_sets_and_everything_after(field: Field) -> None:
     records = [record for record in group("g", [1.0, 0.5]) if record.get("rollout_id") != "g_g1"]
     assert field.publish(*records) == []
@@ -104,3 +140,15 @@ def test_a_row_that_holds_too_little_of_what_was_sampled_is_undelivered(field: F
     field.publish(*records)
     assert field.rows(ROWS) == [("g_g0", 0, "undelivered")]
     assert field.rows("SELECT dropped_sampled_tokens FROM ready_rows") == [(4,)]
+
+
+def test_a_row_that_just_holds_the_fraction_is_delivered(field: Field) -> None:
+    set_policy(field.lake, {"min_delivered_fraction": 0.28})
+    field.publish(
+        *group("g", [None])[:1],
+        call("g_g0", "c0", [1], [2] * 18),
+        call("g_g0", "c1", [9], [5] * 7),
+        {"type": "seal", "rollout_id": "g_g0", "reward": 1.0, "terminal_call_id": "c1"},
+    )
+    assert field.rows(STATES) == [("g_g0", "valid", None)]
+    assert field.rows(ROWS) == [("g_g0", 1, None)]

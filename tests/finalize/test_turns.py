@@ -58,15 +58,14 @@ class Rollout:
 
 
 def told(seed: int) -> list[Rollout]:
-    """The fixed ones in every form, and as many of random turns."""
+    """The fixed ones, and as many of random turns."""
     draw = random.Random(seed)
 
     def turn(number: int) -> Turn:
         suffix = [draw.randrange(5) for _ in range(draw.randint(number == 0, 4))]
         return suffix, [draw.randrange(5) for _ in range(draw.randint(not suffix, 4))]
 
-    chosen = [turns for turns in FIXED for _ in range(3)]
-    chosen += [[*map(turn, range(draw.randint(1, 9))), ([1], [2])] for _ in chosen]
+    chosen = [*FIXED, *([*map(turn, range(draw.randint(1, 9))), ([1], [2])] for _ in FIXED)]
     return [Rollout(f"g_g{at}", turns, ("prompt", "parent", "suffix")[at % 3]) for at, turns in enumerate(chosen)]
 
 

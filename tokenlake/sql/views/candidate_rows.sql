@@ -113,7 +113,7 @@ SELECT
     n,
     closed_by,
     CASE
-        WHEN valid_rows < min_valid_fraction_per_group * n THEN 'min_valid_fraction_per_group'
+        WHEN valid_rows / n < min_valid_fraction_per_group THEN 'min_valid_fraction_per_group'
         WHEN
             mixed_weight_version_per_group = 'reject'
             AND valid_rows > 0

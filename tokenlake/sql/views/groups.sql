@@ -12,7 +12,7 @@ WITH judged AS (
         versions.group_max_wv,
         CASE
             WHEN states.state <> 'due' THEN states.drop_reason
-            WHEN versions.valid < states.min_valid_fraction_per_group * states.n THEN 'min_valid_fraction_per_group'
+            WHEN versions.valid / states.n < states.min_valid_fraction_per_group THEN 'min_valid_fraction_per_group'
             WHEN
                 states.mixed_weight_version_per_group = 'reject'
                 AND versions.valid > 0

@@ -252,7 +252,7 @@ reasoned AS (
             WHEN sampled_tokens = 0 THEN 'no_sampled_tokens'
             WHEN mixed_weight_version = 'reject' AND (weight_version_min IS DISTINCT FROM weight_version_max)
                 THEN 'mixed_weight_version'
-            WHEN delivered_tokens < min_delivered_fraction * attempt_sampled_tokens THEN 'undelivered'
+            WHEN delivered_tokens / attempt_sampled_tokens < min_delivered_fraction THEN 'undelivered'
         END AS word
     FROM summed
 )
