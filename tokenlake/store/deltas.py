@@ -251,6 +251,11 @@ class DeltaWriter:
         return True
 
     def _append(self, fresh: dict[int, Ticket[_Item, Place]]) -> None:
+        lost = self._lock.lost()
+        if lost is not None:
+            for ticket in fresh.values():
+                ticket.error = lost
+            return
         messages: list[Message] = [ticket.item[1:] for ticket in fresh.values()]
         done = self._segments.append(messages)
         for (key, ticket), outcome, (message, _) in zip(fresh.items(), done, messages, strict=True):

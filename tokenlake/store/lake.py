@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -151,6 +153,7 @@ class OwnedLake:
         """Write training rows (a table of `ROW`) durably as one file and return its number; no event names it yet."""
         self._check()
         self.space.for_events()
+        self.lineage.check()
         return self._rows.write(table)
 
     # ---------------------------------------------------------------- reading
@@ -224,9 +227,11 @@ class OwnedLake:
 
         It does nothing while fewer than `min_records` small batches wait and nothing that is there was retired.
 
-        Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses: then nothing has changed.
+        Raises `LakeLocked` while a backup is made, `StorageFailed` when the disk refuses, or where another process may
+        own the lake by now: then nothing has changed.
         """
         self.refresh()
+        self.lineage.check()
         if not self._compactor().worth(min_records):
             return Compaction()
         index = self._index
@@ -263,17 +268,17 @@ class OwnedLake:
         return seconds
 
     def close(self) -> None:
-        """Seal and anchor everything and let the lake go. Idempotent."""
+        """Seal and anchor everything and let the lake go, also when the disk refuses. Idempotent."""
         if self._closed:
             return
         check_process(self._pid, self._what)
         self._closed = True
-        for writer in self._writers.values():
-            writer.close()
-        self.lineage.close()
-        write_snapshot(self.path, self._index)
-        self._index.close()
-        self._lock.release()
+        with ExitStack() as last_first:
+            snapshot = partial(write_snapshot, self.path, self._index)
+            for let_go in (self._lock.release, self._index.close, snapshot, self.lineage.close):
+                last_first.callback(let_go)
+            for writer in self._writers.values():
+                last_first.callback(writer.close)
 
     def __enter__(self) -> Self:
         return self

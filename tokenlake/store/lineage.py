@@ -220,9 +220,16 @@ class LineageLog:
         """Number of the last durable event; -1: there is none."""
         return self._end[0]
 
+    def check(self) -> None:
+        """Raise `StorageFailed` where another process may write this log by now."""
+        lost = self._lock.lost()
+        if lost is not None:
+            raise lost
+
     def anchor(self) -> None:
         """Write down the head of the chain, so that a log cut before it is seen to be short."""
         check_process(self._pid, self._what)
+        self.check()
         with self._anchoring:
             self._anchor()
 
@@ -249,10 +256,12 @@ class LineageLog:
             return
         check_process(self._pid, self._what)
         self._closed = True
-        self._segments.seal()
-        if self._end[0] >= 0:
-            self.anchor()
-        self._lock.release()
+        try:
+            self._segments.seal()
+            if self._end[0] >= 0:
+                self.anchor()
+        finally:
+            self._lock.release()
 
     def _anchor_once(self) -> None:
         """Anchor a log that a crash left without: one that was opened again and has none has lost it."""
@@ -277,6 +286,11 @@ class LineageLog:
         return seq, at, head
 
     def _flush(self, tickets: list[Ticket[_Events, _Events]]) -> None:
+        lost = self._lock.lost()
+        if lost is not None:
+            for ticket in tickets:
+                ticket.error = lost
+            return
         if self._opening is None:
             self._write(tickets)
             return

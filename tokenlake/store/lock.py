@@ -33,6 +33,8 @@ class DirectoryLock:
     """
 
     def __init__(self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0) -> None:
+        self._path = path
+        self._what = what
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -64,6 +66,16 @@ class DirectoryLock:
             return cls(path, what)
         except LakeLocked:
             return None
+
+    def lost(self) -> StorageFailed | None:
+        """Why nothing may be written any more: somebody removed the file, and who came after locked another one."""
+        if self._fd >= 0 and os.fstat(self._fd).st_nlink:
+            return None
+        return StorageFailed(
+            f"{self._path} was removed or replaced while {self._what} was open, so another process may have it by now: "
+            "nothing was acknowledged; stop this process, then start it again",
+            reason="lock_lost",
+        )
 
     def release(self) -> None:
         """Let go. Idempotent."""

@@ -1,0 +1,88 @@
+"""One owner, whatever name the lake is called by and whatever happens to a lock file (B26, B29)."""
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tests.store.test_lake import row_table
+from tokenlake.errors import LakeLocked, StorageFailed
+from tokenlake.store.delta import Delta
+from tokenlake.store.lake import OwnedLake
+
+Make = Callable[..., Delta]
+
+
+def _try(path: Path, end: Connection) -> None:
+    try:
+        OwnedLake.open(path).close()
+        end.send(None)
+    except LakeLocked as error:
+        end.send(error.detail["pid"])
+    end.close()
+
+
+@pytest.mark.parametrize("name", ["link", "relative", "child of a fork"])
+def test_another_name_is_no_way_in(lake: OwnedLake, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lake.path
+    if name == "link":
+        path = lake.path.with_name("link")
+        path.symlink_to(lake.path)
+    elif name == "relative":
+        monkeypatch.chdir(lake.path / "rows")
+        path = Path("..")
+    with pytest.raises(LakeLocked):
+        OwnedLake.open(path)
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_try, args=(path, theirs))
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == os.getpid()
+    process.join()
+    ours.close()
+    theirs.close()
+    lake.lineage.append("policy_set")
+
+
+def test_who_lost_its_lock_files_writes_nothing_any_more(lake: OwnedLake, make_delta: Make) -> None:
+    """Somebody removes the locks of a lake that is in use: whoever opens it then is its one owner."""
+    lake.delta_writer("w0").stage(make_delta("c0"))
+    lake.lineage.append("policy_set")
+    lake.write_rows(row_table("g0"))
+    for path in lake.path.rglob("*.lock"):
+        path.unlink()
+    with OwnedLake.open(lake.path) as other:
+        other.delta_writer("w0").stage(make_delta("c1"))
+        other.write_rows(row_table("g1"))
+        last = other.lineage.append("policy_set")
+        before = {path: path.read_bytes() for path in lake.path.rglob("*.arrow")}
+        for attempt in (
+            lambda: lake.delta_writer("w0").stage(make_delta("c2")),
+            lambda: lake.lineage.append("policy_set"),
+            lake.lineage.anchor,
+            lambda: lake.write_rows(row_table("g2")),
+            lake.compact,
+            lake.close,
+        ):
+            with pytest.raises(StorageFailed, match=r"was removed or replaced while"):
+                attempt()
+        assert {path: path.read_bytes() for path in lake.path.rglob("*.arrow")} == before
+    with OwnedLake.open(lake.path) as again:
+        assert again.lineage.head == last["event_seq"]
+        assert again.sql("SELECT call_id FROM deltas ORDER BY ALL").fetchall() == [("c0",), ("c1",)]
+        assert again.sql("SELECT * FROM lake_findings").fetchall() == []
+
+
+def test_a_lake_that_cannot_be_closed_well_is_let_go_all_the_same(tmp_path: Path) -> None:
+    lake = OwnedLake.open(tmp_path / "lake")
+    lake.lineage.append("policy_set")
+    shutil.rmtree(tmp_path / "lake/lineage")
+    with pytest.raises(StorageFailed):
+        lake.close()
+    shutil.rmtree(tmp_path / "lake/deltas")
+    (tmp_path / "lake/deltas").mkdir()
+    OwnedLake.open(tmp_path / "lake").close()
