@@ -1,18 +1,8 @@
-"""`python -m bench.loader`: published rows to padded tensors, beside other ways to the same tensors.
-
-Every contender gives equal tensors of the same rows in the same batches, or nothing is measured. The floor is a plain
-copy of those tensors, ready-made, into fresh memory. Files lie in the page cache. Rates are from the second batch on;
-what comes before, opening and that batch, is told beside them: opening a lake reads all its lineage.
-"""
+"""Published rows to padded tensors by the loader, and other ways to the same tensors; a batch is four groups of four."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +13,33 @@ from torch.utils.data import DataLoader, Dataset
 
 import tokenlake
 from bench import tokenlake_stage
-from bench.measure import Sample, ratio, summarize
-from bench.workload import GROUP_SIZE, rollouts
+from bench.workload import GROUP_SIZE, Rollout
 from tokenlake.finalize import RowLoader
 from tokenlake.finalize.publish import publish_due
 from tokenlake.finalize.tensors import padded
 from tokenlake.store.lake import OwnedLake
 
-ROLLOUTS, CALLS, DELTA, GROUPS = 512, 8, 256, 4
-"""Rollouts, calls of each, tokens of a call; groups of a batch."""
+__all__ = [
+    "GROUPS",
+    "TENSORS",
+    "copied",
+    "from_lake",
+    "from_lists",
+    "from_parquet",
+    "from_parquet_buffers",
+    "published",
+]
+
+GROUPS = 4
+"""Groups of a batch."""
 TENSORS = ("input_ids", "token_mask", "logprobs", "attention_mask", "position_ids", "rewards")
 Tensors = dict[str, torch.Tensor]
 Row = dict[str, Any]
 
 
-def published(path: Path, seed: int) -> pa.Table:
+def published(path: Path, work: Sequence[Rollout]) -> pa.Table:
     """A lake whose groups are published, and all its rows."""
-    tokenlake_stage.fill(path, rollouts(ROLLOUTS, calls=CALLS, delta=DELTA, seed=seed))
+    tokenlake_stage.fill(path, work)
     with OwnedLake.open(path) as lake:
         publish_due(lake)
     with tokenlake.open(path) as lake:
@@ -110,56 +110,3 @@ def copied(batches: Sequence[Any]) -> Iterator[Tensors]:
     """A plain copy of every tensor."""
     for batch in batches:
         yield {name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)}
-
-
-def main() -> None:
-    """Fill, compare, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.loader", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tokenlake-bench-") as folder:
-        lake, file = Path(folder) / "lake", Path(folder) / "rows.parquet"
-        table = published(lake, arguments.seed)
-        pq.write_table(table, file, row_group_size=GROUPS * GROUP_SIZE)
-        wanted = list(from_lake(lake))
-        contenders: dict[str, Callable[[], Iterator[Any]]] = {
-            "plain copy of the tensors": partial(copied, wanted),
-            "tokenlake, RowLoader": partial(from_lake, lake),
-            "Parquet, buffers": partial(from_parquet_buffers, file),
-            "Parquet, lists": partial(from_parquet, file),
-            "torch Dataset of lists": partial(from_lists, table.select(COLUMNS).to_pylist()),
-        }
-        for name, run in contenders.items():
-            _check(name, list(run()), wanted)
-        samples: dict[str, list[Sample]] = {name: [] for name in contenders}
-        for _ in range(arguments.rounds):
-            for name, run in contenders.items():
-                samples[name].append(_sample(run))
-    for name in contenders:
-        to_copy, to_loader = (ratio(samples[name], samples[base]) for base in list(contenders)[:2])
-        summary = summarize(samples[name])
-        rates = f"{summary.tokens_per_s / 1e6:8.2f} M tokens/s  {to_copy:6.3f}x a copy  {to_loader:6.3f}x the loader"
-        print(f"{name:28} {rates}  first batch after {summary.p50_ms or 0.0:7.1f} ms")
-
-
-def _check(name: str, found: Sequence[Any], wanted: Sequence[Any]) -> None:
-    for batch, other in zip(found, wanted, strict=True):
-        for tensor in TENSORS:
-            if not torch.equal(batch[tensor], other[tensor]):
-                raise AssertionError(f"{name} gives another {tensor}")
-
-
-def _sample(run: Callable[[], Iterator[Any]]) -> Sample:
-    opening = time.perf_counter()
-    batches = run()
-    next(batches)
-    start = time.perf_counter()
-    rest = sum(1 for _ in itertools.islice(batches, ROLLOUTS // GROUP_SIZE // GROUPS - 1))
-    seconds = time.perf_counter() - start
-    tokens = rest * GROUPS * GROUP_SIZE * CALLS * DELTA
-    return Sample(units=rest, tokens=tokens, seconds=seconds, latencies=[start - opening])
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from typing import Any, TypeVar
 
-__all__ = ["Sample", "Summary", "one_by_one", "ratio", "summarize", "together", "writers"]
+__all__ = [
+    "Sample",
+    "Summary",
+    "one_by_one",
+    "quantile",
+    "rate",
+    "ratio",
+    "summarize",
+    "together",
+    "typical",
+    "writers",
+]
 
 T = TypeVar("T")
 Timing = tuple[float, float, list[float]]
@@ -26,45 +37,57 @@ Timing = tuple[float, float, list[float]]
 class Sample:
     """What one contender did in one round."""
 
-    units: int
-    """Calls or rows."""
-    tokens: int
-    seconds: float
+    value: float
+    """In the unit of its row."""
     latencies: Sequence[float] = ()
-    """Seconds of each unit, where each is waited for."""
-
-    @property
-    def rate(self) -> float:
-        """Units a second."""
-        return self.units / self.seconds
+    """Seconds of each call, row or group, where each is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Medians over the rounds of one contender."""
 
-    rate: float
-    tokens_per_s: float
+    value: float
     p50_ms: float | None
     p99_ms: float | None
-    rates: Sequence[float]
+    rounds: Sequence[float]
+    """The value of each round."""
+
+
+def rate(timing: Timing, units: float) -> Sample:
+    """`units` in the time that a run took, a second."""
+    start, end, latencies = timing
+    return Sample(value=units / (end - start), latencies=latencies)
+
+
+def typical(latencies: Sequence[float]) -> Sample:
+    """The median of some seconds, in milliseconds."""
+    return Sample(value=statistics.median(latencies) * 1e3, latencies=latencies)
+
+
+def quantile(latencies: Sequence[float], percent: int) -> float:
+    """A quantile of some seconds, in milliseconds."""
+    return sorted(latencies)[len(latencies) * percent // 100] * 1e3
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
     """Medians of one contender's rounds."""
-    timed = [sorted(sample.latencies) for sample in samples if sample.latencies]
+    timed = [sample.latencies for sample in samples if sample.latencies]
     return Summary(
-        rate=statistics.median(sample.rate for sample in samples),
-        tokens_per_s=statistics.median(sample.tokens / sample.seconds for sample in samples),
-        p50_ms=statistics.median(run[len(run) // 2] for run in timed) * 1e3 if timed else None,
-        p99_ms=statistics.median(run[len(run) * 99 // 100] for run in timed) * 1e3 if timed else None,
-        rates=[round(sample.rate, 1) for sample in samples],
+        value=statistics.median(sample.value for sample in samples),
+        p50_ms=statistics.median(quantile(run, 50) for run in timed) if timed else None,
+        p99_ms=statistics.median(quantile(run, 99) for run in timed) if timed else None,
+        rounds=[float(f"{sample.value:.5g}") for sample in samples],
     )
 
 
-def ratio(samples: Sequence[Sample], base: Sequence[Sample]) -> float:
-    """How many times as fast as `base`: the median over rounds of the ratio inside the round."""
-    return statistics.median(a.rate / b.rate for a, b in zip(samples, base, strict=True))
+def ratio(samples: Sequence[Sample], base: Sequence[Sample], *, less: bool = False) -> float:
+    """How many times as good as `base`: the median over rounds of the ratio inside the round.
+
+    `less`: the smaller value is the better one.
+    """
+    pairs = zip(base, samples, strict=True) if less else zip(samples, base, strict=True)
+    return statistics.median(a.value / b.value for a, b in pairs)
 
 
 def one_by_one(put: Callable[[T], object], items: Iterable[T]) -> Timing:

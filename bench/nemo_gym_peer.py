@@ -1,22 +1,32 @@
-"""NeMo-Gym's own capture and verifier on the same workload; runs in its own environment and prints one JSON line.
+"""NeMo-Gym's own capture, ledger and verifier on the same workloads; runs in an environment of its own.
 
-`stage`: `RolloutTokenCapture` (digest and validation) into a sink that appends one JSON line and syncs it, the least
-that its `StagingSink` protocol allows. `linearize`: `verify_and_linearize` over snapshots that are built and validated
-before the clock starts. It reads `python -m bench.nemo_gym_peer ROLLOUTS CALLS DELTA SEED FOLDER`.
+It reads `python -m bench.nemo_gym_peer WORK SEED SPEC... FOLDER` and prints one JSON line: by what is measured, a value
+in the unit of its row, and the seconds of each unit.
+
+- `stage` (rollouts, calls, tokens): `RolloutTokenCapture` into a sink that appends one JSON line and syncs it, the
+  least that its `StagingSink` protocol allows; then the same with a row in `FileLineageStore`, which its gate adds.
+- `linearize` (rollouts, calls, tokens) and `groups` (groups, rollouts, calls, tokens): `verify_and_linearize` over
+  snapshots that are built and validated before the clock starts, all at once and group by group.
+- `ledger` (rollouts, turns): `FileLineageStore`, token-free rows: `record` a call, then `resolve` the request after it.
+- `held` (rollouts, turns): the bytes that this store holds for each call, by tracemalloc.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.token_id_capture import CallRecord
+from nemo_gym.token_id_capture import CallRecord, CaptureLedgerCommit, FileLineageStore
 from nemo_gym.token_id_capture.staging import (
     CaptureAdmission,
     RolloutReceipt,
@@ -26,25 +36,68 @@ from nemo_gym.token_id_capture.staging import (
     verify_and_linearize,
 )
 
+from bench.conversations import DELTA, Conversation, conversations
+from bench.measure import Timing, one_by_one
 from bench.workload import Call, Rollout, rollouts
+
+Found = dict[str, tuple[float, list[float]]]
+_DIGEST = "a" * 64
 
 
 class _JsonLines:
-    """A `StagingSink`: one synced line a call; keeps the records for the verifier."""
+    """A `StagingSink`: one synced line a call."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        self.records: list[Any] = []
 
     def stage(self, record: Any, *, attachments: Any = None) -> StageResult:
         del attachments
         os.write(self._handle, record.model_dump_json().encode() + b"\n")
         os.fdatasync(self._handle)
-        self.records.append(record)
         return StageResult(ok=True, staging_key=record.staging_key)
 
     def close(self) -> None:
         os.close(self._handle)
+
+
+class _Kept:
+    """A `StagingSink` that keeps the records for the verifier."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def stage(self, record: Any, *, attachments: Any = None) -> StageResult:
+        del attachments
+        self.records.append(record)
+        return StageResult(ok=True, staging_key=record.staging_key)
+
+
+class _Capturing:
+    """Captures rollouts call by call; knows what each continues."""
+
+    def __init__(self, sink: Any, work: Sequence[Rollout]) -> None:
+        self._capture = RolloutTokenCapture(sink=sink, weight_version_fn=lambda: 1)
+        self.inputs = [(call, rollout.prompt(call).tolist()) for rollout in work for call in rollout.calls]
+        for call, _ in self.inputs:
+            _ = call.sampled_ids, call.sampled_logprobs  # made before the clock: an engine has them already
+        self.staged: dict[str, list[Any]] = {rollout.rollout_id: [] for rollout in work}
+
+    def put(self, item: tuple[Call, list[int]]) -> Any:
+        call, prompt = item
+        chain = self.staged[call.rollout_id]
+        ticket = self._capture.begin_call(
+            _admission(call, chain[-1] if chain else None, prompt[: call.prev_len]), weight_version=call.weight_version
+        )
+        coords = self._capture.complete_call(
+            ticket,
+            prompt_token_ids=prompt,
+            generated_token_ids=call.sampled_ids,
+            generated_logprobs=call.sampled_logprobs,
+        )
+        if coords.disposition != "staged":
+            raise AssertionError(f"{call.rollout_id} {call.call_id} was not staged: {coords}")
+        chain.append(coords)
+        return coords
 
 
 def _admission(call: Call, before: Any, prefix: Sequence[int]) -> CaptureAdmission:
@@ -61,88 +114,183 @@ def _admission(call: Call, before: Any, prefix: Sequence[int]) -> CaptureAdmissi
     )
 
 
-def _stage(work: Sequence[Rollout], path: Path) -> tuple[float, list[list[Any]], list[Any]]:
-    """(seconds, coordinates by rollout, records)."""
-    sink = _JsonLines(path)
-    capture = RolloutTokenCapture(sink=sink, weight_version_fn=lambda: 1)
-    inputs = [[(call, rollout.prompt(call).tolist()) for call in rollout.calls] for rollout in work]
-    for rollout in work:
-        for call in rollout.calls:
-            _ = call.sampled_ids, call.sampled_logprobs
-    staged: list[list[Any]] = []
-    start = time.perf_counter()
-    for chain in inputs:
-        done: list[Any] = []
-        for call, prompt in chain:
-            ticket = capture.begin_call(
-                _admission(call, done[-1] if done else None, prompt[: call.prev_len]),
-                weight_version=call.weight_version,
-            )
-            coords = capture.complete_call(
-                ticket,
-                prompt_token_ids=prompt,
-                generated_token_ids=call.sampled_ids,
-                generated_logprobs=call.sampled_logprobs,
-            )
-            if coords.disposition != "staged":
-                raise AssertionError(f"{call.rollout_id} {call.call_id} was not staged: {coords}")
-            done.append(coords)
-        staged.append(done)
-    seconds = time.perf_counter() - start
-    sink.close()
-    return seconds, staged, sink.records
-
-
-def _receipt(rollout: Rollout, chain: Sequence[Any]) -> RolloutReceipt:
-    manifest = [
-        CallRecord(
-            model_call_id=coords.model_call_id,
-            parent_call_id=coords.parent_call_id,
-            prev_len=coords.prev_len,
-            delta_len=coords.delta_len,
-            cum_len=coords.cum_len,
-            weight_version=coords.weight_version,
-            digest=coords.digest,
-            extras_digest=coords.extras_digest,
-            staging_key=coords.staging_key,
-            mode="text" if coords.parent_call_id is None else "token_in",
-            chain_hash=coords.chain_hash,
-            cumulative_hash=coords.cumulative_hash,
-            response_id=f"response-{coords.model_call_id}",
-        )
-        for coords in chain
-    ]
-    return RolloutReceipt(
-        rollout_id=rollout.rollout_id,
-        terminal_model_call_id=manifest[-1].model_call_id,
-        manifest=manifest,
-        terminal_selection="declared",
+def _record(coords: Any) -> CallRecord:
+    names = (
+        *("model_call_id", "parent_call_id", "prev_len", "delta_len", "cum_len", "weight_version", "digest"),
+        *("extras_digest", "staging_key", "chain_hash", "cumulative_hash"),
+    )
+    return CallRecord(
+        **{name: getattr(coords, name) for name in names},
+        mode="text" if coords.parent_call_id is None else "token_in",
+        response_id=f"response-{coords.model_call_id}",
+        fingerprint_version=2,
     )
 
 
-def _linearize(work: Sequence[Rollout], staged: Sequence[Sequence[Any]], records: Sequence[Any]) -> float:
+def _rate(timing: Timing, scale: float = 1.0) -> tuple[float, list[float]]:
+    start, end, latencies = timing
+    return len(latencies) * scale / (end - start), latencies
+
+
+def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:
+    """Calls a second, each durable."""
+    count, calls, delta = spec
+    work = rollouts(count, calls=calls, delta=delta, seed=seed)
+    sink = _JsonLines(folder / "stage.jsonl")
+    capturing = _Capturing(sink, work)
+    staged = one_by_one(capturing.put, capturing.inputs)
+    capturing, ledger = _Capturing(sink, work), FileLineageStore(folder / "ledger")
+    said = {
+        rollout.rollout_id: each
+        for rollout, each in zip(work, conversations(count, turns=calls, seed=seed), strict=True)
+    }
+
+    def commit(item: tuple[Call, list[int]]) -> None:
+        capturing.put(item)
+        chain = capturing.staged[item[0].rollout_id]
+        ledger._record(_commit(said[item[0].rollout_id], len(chain) - 1, chain, item[0].rollout_id))  # noqa: SLF001
+
+    committed = one_by_one(commit, capturing.inputs)
+    sink.close()
+    return {"stage": _rate(staged), "commit": _rate(committed)}
+
+
+def _verifying(seed: int, count: int, calls: int, delta: int) -> list[Callable[[], Any]]:
+    """For each rollout what verifies and linearizes it; the first is compared with what it should be."""
+    work = rollouts(count, calls=calls, delta=delta, seed=seed)
     fields = list(StagedCallBaseSnapshot.model_fields)
-    snapshots = [StagedCallBaseSnapshot(**{name: getattr(record, name) for name in fields}) for record in records]
-    jobs: list[tuple[RolloutReceipt, list[Any]]] = []
-    position = 0
-    for rollout, chain in zip(work, staged, strict=True):
-        jobs.append((_receipt(rollout, chain), snapshots[position : position + len(chain)]))
-        position += len(chain)
-    start = time.perf_counter()
-    rows = [verify_and_linearize(receipt, chain) for receipt, chain in jobs]
-    seconds = time.perf_counter() - start
-    if list(rows[-1].token_ids) != work[-1].token_ids:
+    jobs: list[Callable[[], Any]] = []
+    for rollout in work:
+        sink = _Kept()
+        capturing = _Capturing(sink, [rollout])
+        manifest = [_record(capturing.put(item)) for item in capturing.inputs]
+        receipt = RolloutReceipt(
+            rollout_id=rollout.rollout_id,
+            terminal_model_call_id=manifest[-1].model_call_id,
+            manifest=manifest,
+            terminal_selection="declared",
+        )
+        snapshots = [
+            StagedCallBaseSnapshot(**{name: getattr(record, name) for name in fields}) for record in sink.records
+        ]
+        jobs.append(lambda receipt=receipt, snapshots=snapshots: verify_and_linearize(receipt, snapshots))
+    if list(jobs[0]().token_ids) != work[0].token_ids:
         raise AssertionError("the peer's row is not the rollout's tokens")
-    return seconds
+    return jobs
+
+
+def linearize(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written
+    """Millions of tokens a second."""
+    _, calls, delta = spec
+    return {"linearize": _rate(one_by_one(lambda job: job(), _verifying(seed, *spec)), calls * delta / 1e6)}
+
+
+def groups(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written
+    """Milliseconds of a group."""
+    count, size, calls, delta = spec
+    jobs = iter(_verifying(seed, count * size, calls, delta))
+    batches = [list(itertools.islice(jobs, size)) for _ in range(count)]
+    latencies = one_by_one(lambda batch: [job() for job in batch], batches)[2]
+    return {"group": (statistics.median(latencies) * 1e3, latencies)}
+
+
+def _commit(said: Conversation, turn: int, chain: Sequence[Any] | None, rollout_id: str) -> CaptureLedgerCommit:
+    """A ledger row; without a `chain` that was staged, of a call that says it was."""
+    if chain is None:
+        record = CallRecord(
+            model_call_id=_call_id(turn),
+            parent_call_id=_call_id(turn - 1) if turn else None,
+            prev_len=turn * DELTA,
+            delta_len=DELTA,
+            cum_len=(turn + 1) * DELTA,
+            weight_version=1,
+            digest=_DIGEST,
+            extras_digest=_DIGEST,
+            staging_key=f"{rollout_id}/{_call_id(turn)}",
+            mode="token_in" if turn else "text",
+            chain_hash=_DIGEST,
+            cumulative_hash=_DIGEST,
+            response_id=f"response-{_call_id(turn)}",
+            fingerprint_version=2,
+        )
+        keys = tuple(f"{rollout_id}/{_call_id(each)}" for each in range(turn + 1))
+    else:
+        record, keys = _record(chain[-1]), tuple(each.staging_key for each in chain)
+    answer = {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": said.answers[turn]}]}
+    return CaptureLedgerCommit(
+        rollout_id=rollout_id,
+        record=record,
+        staging_chain=keys,
+        request_items=_items(said, turn),
+        response_items=[answer],
+    )
+
+
+def _items(said: Conversation, turn: int) -> list[dict[str, Any]]:
+    """A request as this ledger takes it: an answer is the output item that was served."""
+    return [
+        {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": message["content"]}]}
+        if message["role"] == "assistant"
+        else message
+        for message in said.request(turn)
+    ]
+
+
+def _call_id(turn: int) -> str:
+    return f"c{turn:03d}"
+
+
+async def _ledger(store: FileLineageStore, work: Sequence[Conversation], turns: int) -> tuple[list[float], list[float]]:
+    recorded: list[float] = []
+    resolved: list[float] = []
+    for turn in range(turns):
+        for said in work:
+            commit, following = _commit(said, turn, None, said.rollout_id), _items(said, turn + 1)
+            began = time.perf_counter()
+            await store.record(commit)
+            between = time.perf_counter()
+            found = await store.resolve(said.rollout_id, following)
+            resolved.append(time.perf_counter() - between)
+            recorded.append(between - began)
+            if found.match is None or found.match.model_call_id != _call_id(turn):
+                raise AssertionError(f"{said.rollout_id}: the request after turn {turn} is resolved to {found}")
+    await store.close()
+    return recorded, resolved
+
+
+def ledger(seed: int, spec: Sequence[int], folder: Path) -> Found:
+    """Calls a second, recorded and resolved."""
+    count, turns = spec
+    work = conversations(count, turns=turns, seed=seed)
+    recorded, resolved = asyncio.run(_ledger(FileLineageStore(folder), work, turns))
+    return {
+        "record": (len(recorded) / sum(recorded), recorded),
+        "resolve": (len(resolved) / sum(resolved), resolved),
+    }
+
+
+def held(seed: int, spec: Sequence[int], folder: Path) -> Found:
+    """Bytes for each call that is recorded."""
+    count, turns = spec
+    work, store = conversations(count, turns=turns, seed=seed), FileLineageStore(folder)
+    gc.collect()
+    tracemalloc.start()
+    for turn in range(turns):
+        for said in work:
+            store._record(_commit(said, turn, None, said.rollout_id))  # noqa: SLF001
+            store._resolve(said.rollout_id, _items(said, turn + 1))  # noqa: SLF001
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    return {"held": (size / (count * turns), [])}
+
+
+WORKS = {each.__name__: each for each in (stage, linearize, groups, ledger, held)}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Stage, then linearize; print the seconds of both."""
-    count, calls, delta, seed = map(int, arguments[:4])
-    work = rollouts(count, calls=calls, delta=delta, seed=seed)
-    staging, staged, records = _stage(work, Path(arguments[4]) / "nemo-gym.jsonl")
-    linearizing = _linearize(work, staged, records)
-    print(json.dumps({"version": version("nemo-gym"), "stage_s": staging, "linearize_s": linearizing}))
+    """Do one work; print what it measured."""
+    work, seed, *spec, folder = arguments
+    print(json.dumps(WORKS[work](int(seed), [*map(int, spec)], Path(folder))))
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ and every prompt that the engine saw starts with the whole sequence of the call 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import multiprocessing
 import tempfile
-import time
 import tracemalloc
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
-
+from bench.agents import Agent, Played, play
 from bench.restart import fill, measure
 from bench.stub_engine import StubEngine
 from tokenlake.api.client import Client
@@ -33,8 +30,6 @@ __all__ = ["Soak", "held", "soak"]
 
 _TOKEN = "soak"
 _GROUP = 8
-_Agent = tuple[str, str, str]
-"""Rollout id, URL and capability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +45,8 @@ class Soak:
     wrong_prefixes: int
     """Later turns whose prompt does not start with the whole sequence before it."""
     seconds: float
+    latencies: list[float]
+    """Seconds of each call as its client saw them."""
     overheads: list[float]
     """Seconds of each call outside the engine, in order of size."""
 
@@ -72,22 +69,20 @@ def soak(lake_path: Path, *, rollouts: int, turns: int, in_flight: int) -> Soak:
         service = Service(lake, engine, environment=environment)
         service.metrics.overhead = cast("Any", overheads)
         with embedded(service) as running, Client(running.url, _TOKEN) as client:
-            agents: list[_Agent] = []
+            agents: list[Agent] = []
             for group in range(-(-rollouts // _GROUP)):
                 size = min(_GROUP, rollouts - group * _GROUP)
                 slots = client.register_group(f"soak{group}", size)["rollouts"]
                 agents.extend((slot["rollout_id"], slot["base_url"], slot["data_capability"]) for slot in slots)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                began = time.monotonic()
-                answers: list[list[str]] = pool.apply(_run, (agents, turns, in_flight))
-                seconds = time.monotonic() - began
+                played: Played = pool.apply(play, (agents, turns, in_flight))
         events = [event for event in lake.lineage.events() if event["event_type"] == "call_committed"]
     known = {event["call_id"]: event for event in events}
-    got = [call_id for calls in answers for call_id in calls]
+    got = [call_id for calls in played.calls for call_id in calls]
     wrong = sum(
         known[call_id].get("parent_call_id") != before
         or engine.seen[call_id][0][: known[before]["cum_len"]] != engine.seen[before][0] + engine.seen[before][1]
-        for calls in answers
+        for calls in played.calls
         for before, call_id in pairwise(calls)
     )
     return Soak(
@@ -95,42 +90,16 @@ def soak(lake_path: Path, *, rollouts: int, turns: int, in_flight: int) -> Soak:
         lost=len(set(got) - set(known)) + rollouts * turns - len(set(got)),
         duplicated=len(events) - len(set(got)),
         wrong_prefixes=wrong,
-        seconds=seconds,
+        seconds=played.seconds,
+        latencies=played.latencies,
         overheads=sorted(overheads),
     )
 
 
-def _run(agents: list[_Agent], turns: int, in_flight: int) -> list[list[str]]:
-    return asyncio.run(_run_all(agents, turns, in_flight))
-
-
-async def _run_all(agents: list[_Agent], turns: int, in_flight: int) -> list[list[str]]:
-    gate = asyncio.Semaphore(in_flight)
-    limits = httpx.Limits(max_connections=in_flight)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
-
-        async def agent(name: str, url: str, key: str) -> list[str]:
-            messages: list[dict[str, Any]] = [{"role": "user", "content": f"{name} starts"}]
-            calls: list[str] = []
-            for turn in range(turns):
-                async with gate:
-                    answer = await client.post(
-                        f"{url}/chat/completions", json={"messages": messages}, headers={"x-api-key": key}
-                    )
-                answer.raise_for_status()
-                body = answer.json()
-                calls.append(body["id"].removeprefix("chatcmpl-"))
-                messages += [body["choices"][0]["message"], {"role": "user", "content": f"turn {turn} of {name}"}]
-            return calls
-
-        return await asyncio.gather(*(agent(*each) for each in agents))
-
-
 def held(lake: OwnedLake) -> float:
-    """Bytes of the gate's memory for each call of an open rollout."""
+    """Bytes of the gate's memory for each call of an open rollout, with all that it keeps of the events."""
     lake.open_events()
     tracemalloc.start()
-    # What the state takes over from the events counts as well, and what it does not is given back one by one.
     events = lake.open_events()
     control = Control()
     while events:

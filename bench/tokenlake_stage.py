@@ -10,7 +10,8 @@ compared with.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["commit", "fill", "prepared", "stage", "stage_processes", "stage_threads"]
+__all__ = ["commit", "fill", "finished", "prepared", "stage", "stage_processes", "stage_threads"]
 
+_IN_FLIGHT = 64
+"""Rollouts at a time, of a lake that is filled: their calls lie between each other, as a service leaves them."""
 _NOWHERE = Place(writer="none", segment=0, byte_offset=0, byte_length=0)
 
 
@@ -151,20 +154,26 @@ def commit(folder: Path, work: Sequence[Rollout]) -> Timing:
         return _checked(chains, one_by_one(put, [item for chain in chains for item in chain.work]))
 
 
-def fill(path: Path, work: Sequence[Rollout], progress: Callable[[], object] = lambda: None) -> list[list[Coords]]:
+def finished(writer: Stager, work: Sequence[Rollout]) -> tuple[list[dict[str, Any]], list[list[Coords]]]:
+    """Stage whole rollouts, many at a time; returns the events that they still need, and each one's coordinates."""
+    chains = _chains(writer, work)
+    _checked(chains, together(_capture, [chain.work for chain in chains], threads=_IN_FLIGHT))
+    sizes = Counter(rollout.group_id for rollout in work)
+    events: list[dict[str, Any]] = [
+        {"event_type": "group_registered", "group_id": name, "n": n} for name, n in sizes.items()
+    ]
+    for rollout, chain in zip(work, chains, strict=True):
+        about = {"group_id": rollout.group_id, "rollout_id": rollout.rollout_id, "attempt": 0}
+        events.append({"event_type": "rollout_registered", **about})
+        events += [{"event_type": "call_committed", **coords.columns(), **about} for coords in chain.coords]
+        terminal = rollout.calls[-1].call_id
+        events.append({"event_type": "rollout_sealed", "reward": 1.0, "terminal_call_id": terminal, **about})
+    return events, [chain.coords for chain in chains]
+
+
+def fill(path: Path, work: Sequence[Rollout]) -> list[list[Coords]]:
     """A lake of finished rollouts, ready to be linearized; returns the coordinates of every call."""
     with OwnedLake.open(path) as lake:
-        chains = _chains(lake.delta_writer("w0"), work)
-        groups = {rollout.group_id: sum(other.group_id == rollout.group_id for other in work) for rollout in work}
-        events: list[dict[str, Any]] = [
-            {"event_type": "group_registered", "group_id": name, "n": n} for name, n in groups.items()
-        ]
-        for rollout, chain in zip(work, chains, strict=True):
-            about = {"group_id": rollout.group_id, "rollout_id": rollout.rollout_id, "attempt": 0}
-            events.append({"event_type": "rollout_registered", **about})
-            events += [{"event_type": "call_committed", **_capture(item).columns(), **about} for item in chain.work]
-            terminal = rollout.calls[-1].call_id
-            events.append({"event_type": "rollout_sealed", "reward": 1.0, "terminal_call_id": terminal, **about})
-            progress()
+        events, coords = finished(lake.delta_writer("w0"), work)
         lake.lineage.append_many(events)
-        return [chain.coords for chain in chains]
+        return coords

@@ -79,13 +79,15 @@ class Rollout:
         return array("i", self.token_ids[: call.prev_len]).tobytes()
 
 
-def rollouts(count: int, *, calls: int, delta: int, seed: int) -> list[Rollout]:
-    """`count` rollouts of `calls` calls of `delta` tokens each; groups of `GROUP_SIZE`."""
+def rollouts(
+    count: int, *, calls: int, delta: int, seed: int, group_size: int = GROUP_SIZE, first: int = 0
+) -> list[Rollout]:
+    """`count` rollouts of `calls` calls of `delta` tokens each, numbered from `first`."""
     rng = np.random.default_rng(seed)
     made: list[Rollout] = []
-    for index in range(count):
-        group_id = f"w{seed}-{index // GROUP_SIZE:05d}"
-        rollout_id = f"{group_id}_g{index % GROUP_SIZE}"
+    for index in range(first, first + count):
+        group_id = f"w{seed}-{index // group_size:05d}"
+        rollout_id = f"{group_id}_g{index % group_size}"
         chain: list[Call] = []
         for position in range(calls):
             mask = np.repeat(np.array([0, 1], np.uint8), [delta // 2, delta - delta // 2])

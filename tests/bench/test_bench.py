@@ -69,7 +69,8 @@ def test_threads_and_processes_stage_every_call(tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_taken_inside_a_round() -> None:
-    slow_then_fast = [Sample(units=10, tokens=10, seconds=seconds) for seconds in (2.0, 1.0, 0.5)]
-    base = [Sample(units=10, tokens=10, seconds=seconds) for seconds in (4.0, 2.0, 1.0)]
+    slow_then_fast = [Sample(value=value) for value in (5.0, 10.0, 20.0)]
+    base = [Sample(value=value) for value in (2.5, 5.0, 10.0)]
     assert ratio(slow_then_fast, base) == 2.0
-    assert summarize(slow_then_fast).rate == 10.0
+    assert ratio(slow_then_fast, base, less=True) == 0.5
+    assert summarize(slow_then_fast).value == 10.0
