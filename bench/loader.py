@@ -1,4 +1,4 @@
-"""Published rows to padded tensors by the loader, and other ways to the same tensors; a batch is four groups of four."""
+"""Published rows to padded tensors by the loader, and other ways to the same tensors: four groups of four a batch."""
 
 from __future__ import annotations
 
