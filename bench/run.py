@@ -34,6 +34,7 @@ WORKS = {
     "group": "bench.works.group",
     "W4": "bench.works.lineage",
     "gate": "bench.works.gate",
+    "open": "bench.works.opening",
     "loader": "bench.works.loading",
 }
 """Each module's `rows(plan)` gives its rows, with contenders that were compared with each other."""
