@@ -7,6 +7,7 @@ EXTRAS := demo,dev,serve,torch
 # The release the embedded engine is tested with. pip's own settings choose between its CPU and GPU builds.
 TORCH := torch==2.13.0
 JOBS ?= 2
+PEERS ?= 1
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
@@ -89,7 +90,7 @@ format: $(STAMP) ## rewrite what lint would complain about, where a tool can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/sqlfluff fix --quiet --processes $(JOBS) tokenlake/sql
 
-bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## ratios in one run (PEERS=1 adds NeMo-Gym's own verifier; ARGS="--quick")
+bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## one table of ratios: ours, floors, peers (PEERS= leaves NeMo-Gym out; ARGS="--quick")
 	@$(BIN)/python -m bench.run $(if $(PEERS),--nemo-gym .bench/nemo-gym/bin/python) $(ARGS)
 
 # NeMo-Gym's token_id_capture needs pydantic and orjson only; its package asks for a hundred more.
