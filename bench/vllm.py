@@ -1,9 +1,10 @@
-"""What capture adds to a call on a real vLLM: three ways into the same process, in pairs, medians.
+"""What capture adds to a call on a real vLLM: four ways into the same process, in pairs, medians.
 
     .venv/bin/python -m bench.vllm --python .venv-vllm/bin/python
 
-`plain` is vLLM's own chat route; `worker` the captured route beside it, as a gate asks it; `gate` an agent's call
-through the gate, which commits it too. Each way plays the same greedy conversations of eight turns, turn by turn with
+`plain` is vLLM's own chat route; `logprobs` the same with the log-probability of each token, which a captured call
+asks the engine for; `worker` the captured route beside it, as a gate asks it; `gate` an agent's call through the gate,
+which commits it too. Each way plays the same greedy conversations of eight turns, turn by turn with
 the others, in an order that a seed shuffles; what is added is the median of the differences inside a turn. The first
 round is not counted: every prompt is in vLLM's prefix cache after it, whoever asks. With several in flight, a figure is
 the mean of those asked at once. The model is so small that the server's own work is most of a call: the milliseconds
@@ -38,7 +39,7 @@ from tokenlake.ingest.capture_ask import CALL_PATH
 from tokenlake.ingest.tiny.tasks import SYSTEM_PROMPTS
 from tokenlake.store.lake import OwnedLake
 
-WAYS = ("plain", "worker", "gate")
+WAYS = ("plain", "logprobs", "worker", "gate")
 TURNS, TOKENS = 8, 32
 LONG = "\n".join(SYSTEM_PROMPTS * 12)
 RECORD = bytes(1536)
@@ -66,8 +67,8 @@ class Conversation:
     def __init__(self, http: httpx.Client, way: str, url: str, rollout: Mapping[str, Any], *, system: str) -> None:
         self._http = http
         self._way = way
-        base = {"plain": f"{url}/v1/chat/completions", "worker": f"{url}{CALL_PATH}"}
-        self._address = base.get(way) or f"{rollout['base_url']}/chat/completions"
+        base = {"worker": f"{url}{CALL_PATH}", "gate": f"{rollout['base_url']}/chat/completions"}
+        self._address = base.get(way) or f"{url}/v1/chat/completions"
         self._headers = {"Authorization": f"Bearer {rollout['data_capability']}"} if way == "gate" else {}
         self._rollout = rollout["rollout_id"]
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}]
@@ -81,6 +82,8 @@ class Conversation:
         body |= {"temperature": 0, "max_completion_tokens": TOKENS}
         if stream and self._way != "worker":
             body["stream_options"] = {"include_usage": True}
+        if self._way == "logprobs":
+            body |= {"logprobs": True, "top_logprobs": 0}
         if self._way == "worker":
             body["ng_capture"] = self._ask()
         answer = self._streamed(body) if stream else self._posted(body)
@@ -149,8 +152,8 @@ def main() -> None:
         httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None)) as http,
     ):
         print(f"{policy.title}; {os.cpu_count()} cores; an append and its sync take {_sync(folder):.2f} ms")
-        heads = ("plain ms", "worker", "gate", "+worker", "+gate", "worker/", "gate/")
-        print(f"{'':44}{''.join(f'{head:>9}' for head in heads)}  pairs, tokens")
+        heads = ("plain ms", *(f"+{way}" for way in WAYS[1:]), *(f"{way}/" for way in WAYS[1:]))
+        print(f"{'':44}{''.join(f'{head:>10}' for head in heads)}  pairs, tokens")
         order = random.Random(arguments.seed)
         for in_flight in arguments.in_flight:
             for length, system in (("short", SYSTEM_PROMPTS[0]), ("long", LONG)):
@@ -194,10 +197,10 @@ def _print(case: str, rounds: list[list[Turn]], stream: bool) -> None:
                 for way in WAYS
             }
             pairs = {way: list(zip(ms[way], ms["plain"], strict=True)) for way in WAYS[1:]}
-            cells = [statistics.median(ms[way]) for way in WAYS]
+            cells = [statistics.median(ms["plain"])]
             cells += [statistics.median(ours - plain for ours, plain in pairs[way]) for way in WAYS[1:]]
             cells += [statistics.median(ours / plain for ours, plain in pairs[way]) for way in WAYS[1:]]
-            figures = "".join(f"{cell:9.2f}" for cell in cells)
+            figures = "".join(f"{cell:10.2f}" for cell in cells)
             tokens = statistics.mean(each.tokens for turn in alike for each in turn["plain"])
             print(f"{f'{case}, {name}, {kind}':44}{figures}  {len(alike)} of {len(turns)}, {tokens:.0f}", flush=True)
 

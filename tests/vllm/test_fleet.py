@@ -23,10 +23,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
+OWN = {"worker_niceness": 0}
+"""Ray's processes, and with them the servers, would wait for everybody else on this machine."""
+
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000, _system_config=OWN
+    )
     yield
     ray.shutdown()
 
