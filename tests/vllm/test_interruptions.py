@@ -57,7 +57,7 @@ def test_weights_that_change_in_mid_request_are_told_apart(door: Door, worker: S
     """B18: by token where one answer has both, and by call where a rollout has."""
     first, second = door.register(group, n=2)
     older = load(worker)
-    stream = endless(door, first, 600)
+    stream = endless(door, first, 1900)
     newer = load(worker)
     for _ in stream:
         pass
@@ -96,10 +96,10 @@ def test_a_call_that_waited_for_a_load_is_of_the_new_weights_alone(door: Door, w
 def test_a_generation_that_is_held_and_goes_on_is_one_turn(door: Door, worker: Served, group: str) -> None:
     """B19: nothing of it is lost, twice there, or a prompt; each token is of the weights that sampled it."""
     plain, cut = door.register(group, n=2)
-    for _ in endless(door, plain, 600):
+    for _ in endless(door, plain, 1900):
         pass
     older = load(worker)
-    stream = endless(door, cut, 600)
+    stream = endless(door, cut, 1900)
     with held(worker):
         newer = load(worker)
     for _ in stream:
