@@ -24,6 +24,8 @@ except ImportError as error:
 __all__ = ["Batch", "NextToken", "next_token", "packed", "padded"]
 
 Runs = Sequence[Mapping[str, Any]]
+_Row = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+"""Ids, mask and log-probabilities."""
 _UNKNOWN = -1
 
 
@@ -100,9 +102,11 @@ def next_token(batch: Batch) -> NextToken:
 
 def padded(table: pa.Table, groups: Sequence[str], pad_id: int, runs: Runs = ()) -> Batch:
     """A row a sequence, padded right to the longest."""
-    lengths = _lengths(table)
-    places = [(row, 0) for row in range(len(lengths))]
-    return _laid_out(table, groups, pad_id, runs, places, len(lengths), max(lengths, default=0))
+    rows = _rows(table)
+    places = [(number, 0) for number in range(len(rows))]
+    return _laid_out(
+        table, groups, pad_id, runs, rows, places, len(rows), max((len(row[0]) for row in rows), default=0)
+    )
 
 
 def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs: Runs = ()) -> Batch:
@@ -111,9 +115,11 @@ def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs
     Raises `ConfigError` for a row that is longer.
     """
     room: list[int] = []
+    rows = _rows(table)
     places: list[tuple[int, int]] = []
     names, valid = table.column("sample_id").to_pylist(), table.column("sample_mask").to_pylist()
-    for length, name, counts in zip(_lengths(table), names, valid, strict=True):
+    for (ids, *_), name, counts in zip(rows, names, valid, strict=True):
+        length = len(ids)
         if not counts:
             places.append((-1, 0))
             continue
@@ -124,7 +130,7 @@ def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs
             room.append(width)
         places.append((sequence, width - room[sequence]))
         room[sequence] -= length
-    return _laid_out(table, groups, pad_id, runs, places, len(room), width)
+    return _laid_out(table, groups, pad_id, runs, rows, places, len(room), width)
 
 
 def _laid_out(
@@ -132,27 +138,31 @@ def _laid_out(
     groups: Sequence[str],
     pad_id: int,
     runs: Runs,
+    rows: Sequence[_Row],
     places: Sequence[tuple[int, int]],
     sequences: int,
     width: int,
 ) -> Batch:
     shape = (sequences, width)
-    lengths = _lengths(table)
     # numpy: an assignment of a row costs it a tenth of what it costs torch, and a batch has thousands.
-    input_ids = np.full(shape, pad_id, np.int64) if pad_id else np.zeros(shape, np.int64)
-    token_mask, logprobs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    positions, rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    input_ids, positions, numbers = (np.empty(shape, np.int64) for _ in range(3))
+    token_mask, logprobs = np.empty(shape, np.float32), np.empty(shape, np.float32)
     versions = np.full(shape, _UNKNOWN, np.int64)
     ramp = np.arange(width)
-    arrays = zip(*(_arrays(table.column(name)) for name in ("input_ids", "token_mask", "logprobs")), strict=True)
-    held = [0] * sequences
-    for (sequence, start), length, (ids, mask, given) in zip(places, lengths, arrays, strict=True):
+    held, ends = [0] * sequences, [0] * sequences
+    for (sequence, start), (ids, mask, given) in zip(places, rows, strict=True):
         if sequence < 0:
             continue
         held[sequence] += 1
-        part = slice(start, start + length)
+        ends[sequence] = start + len(ids)
+        part = slice(start, ends[sequence])
         input_ids[sequence, part], token_mask[sequence, part], logprobs[sequence, part] = ids, mask, given
-        positions[sequence, part], rows[sequence, part] = ramp[:length], held[sequence]
+        positions[sequence, part], numbers[sequence, part] = ramp[: len(ids)], held[sequence]
+    for sequence, end in enumerate(ends):
+        if end < width:
+            input_ids[sequence, end:] = pad_id
+            for array in (token_mask, logprobs, positions, numbers):
+                array[sequence, end:] = 0
     columns: dict[str, list[Any]] = {
         name: table.column(name).to_pylist()
         for name in (
@@ -176,12 +186,12 @@ def _laid_out(
         token_mask=torch.as_tensor(token_mask),
         logprobs=torch.as_tensor(logprobs),
         weight_versions=torch.as_tensor(versions),
-        attention_mask=torch.as_tensor((rows > 0).astype(np.int64)),
+        attention_mask=torch.as_tensor(np.minimum(numbers, 1)),
         position_ids=torch.as_tensor(positions),
-        sequence_ids=torch.as_tensor(rows),
+        sequence_ids=torch.as_tensor(numbers),
         row_sequence=torch.tensor([place[0] for place in places], dtype=torch.int64),
         row_start=torch.tensor([place[1] for place in places], dtype=torch.int64),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
+        lengths=torch.tensor([len(ids) for ids, *_ in rows], dtype=torch.int64),
         sample_mask=torch.tensor(columns["sample_mask"], dtype=torch.float32),
         rewards=torch.tensor([0.0 if each is None else each for each in columns["reward"]], dtype=torch.float64),
         weight_version_min=torch.tensor(
@@ -195,8 +205,8 @@ def _laid_out(
     )
 
 
-def _lengths(table: pa.Table) -> list[int]:
-    return [length for chunk in table.column("input_ids").chunks for length in chunk.value_lengths().to_pylist()]
+def _rows(table: pa.Table) -> list[_Row]:
+    return list(zip(*(_arrays(table.column(name)) for name in ("input_ids", "token_mask", "logprobs")), strict=True))
 
 
 def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ __all__ = ["MappedFiles", "Place", "RowFiles", "RowReader"]
 Place = tuple[str, int, int]
 """Where a group's rows are: group id, number of its file, N."""
 
+_NAMES = ("group_id", "rollout_id", "segment_index", "segment_count")
 _MAX_FILES = 64
 _MAX_BYTES = 1 << 30
 
@@ -59,6 +60,32 @@ class MappedFiles:
         return self
 
 
+class _Slice(NamedTuple):
+    """Rows of one batch of a file."""
+
+    batch: int
+    start: int
+    end: int
+
+
+class _Group(NamedTuple):
+    """Where a group is in a file."""
+
+    slices: list[_Slice]
+    whole: int
+    """Rollouts that are there with all their segments; -1 where one is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file."""
+
+    batches: list[pa.RecordBatch]
+    groups: Mapping[str, _Group]
+    fetched: int
+    """Bytes of memory that it takes; what is mapped takes none."""
+
+
 class RowReader:
     """Rows by group, of one lake. Used by one thread.
 
@@ -67,8 +94,7 @@ class RowReader:
 
     def __init__(self, files: RowFiles) -> None:
         self._given = files
-        self._sizes: dict[int, int] = {}
-        self._files: OrderedDict[int, Mapping[str, list[pa.RecordBatch]]] = OrderedDict()
+        self._files: OrderedDict[int, _File] = OrderedDict()
 
     def read(self, groups: Sequence[Place]) -> pa.Table:
         """The rows of groups, each group's in the order of its rollouts.
@@ -76,53 +102,57 @@ class RowReader:
         The arrays lie in the files' own buffers, read-only. Raises `DamagedLake` when a group is not there with all
         segments of its N rollouts.
         """
-        batches: list[pa.RecordBatch] = []
+        parts: list[tuple[_File, _Slice]] = []
         for group_id, number, n in groups:
-            found = self._file(number).get(group_id, [])
-            if not _whole(found, n):
+            file = self._file(number)
+            found = file.groups.get(group_id)
+            if found is None or found.whole != n:
                 raise DamagedLake(
                     f"{self._given.place(number)} does not hold the {n} rollouts of group {group_id}: run `tokenlake "
                     "audit`",
                     group_id=group_id,
                 )
-            batches += found
+            for batch, start, end in found.slices:
+                # Groups that follow one another are one batch: what is done with rows costs by the batch.
+                follows = parts and parts[-1][0] is file and parts[-1][1][::2] == (batch, start)
+                parts.append((file, _Slice(batch, parts.pop()[1].start if follows else start, end)))
+        batches = [file.batches[batch].slice(start, end - start) for file, (batch, start, end) in parts]
         return pa.Table.from_batches(batches, ROW)
 
-    def _file(self, number: int) -> Mapping[str, list[pa.RecordBatch]]:
-        """Where each group of a file is: slices of its batches."""
+    def _file(self, number: int) -> _File:
         known = self._files.get(number)
         if known is None:
             known = self._files[number] = self._open(number)
-            while len(self._files) > _MAX_FILES or (len(self._files) > 1 and sum(self._sizes.values()) > _MAX_BYTES):
-                self._sizes.pop(self._files.popitem(last=False)[0])
+            held = sum(file.fetched for file in self._files.values())
+            while len(self._files) > _MAX_FILES or (len(self._files) > 1 and held > _MAX_BYTES):
+                held -= self._files.popitem(last=False)[1].fetched
         self._files.move_to_end(number)
         return known
 
-    def _open(self, number: int) -> Mapping[str, list[pa.RecordBatch]]:
-        slices: dict[str, list[pa.RecordBatch]] = {}
+    def _open(self, number: int) -> _File:
+        batches: list[pa.RecordBatch] = []
+        slices: dict[str, list[_Slice]] = {}
+        segments: dict[str, dict[str, list[tuple[int, int]]]] = {}
         try:
             file = self._given.open(number)
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):
-                batch = conform(reader.get_batch(index), ROW)
-                start = 0
-                for group_id, run in groupby(batch.column("group_id").to_pylist()):
-                    length = len(list(run))
-                    slices.setdefault(group_id, []).append(batch.slice(start, length))
-                    start += length
+                batches.append(conform(reader.get_batch(index), ROW))
+                named = (batches[-1].column(name).to_pylist() for name in _NAMES)
+                rows = enumerate(zip(*named, strict=True))
+                for group_id, run in groupby(rows, lambda row: row[1][0]):
+                    members = list(run)
+                    slices.setdefault(group_id, []).append(_Slice(index, members[0][0], members[-1][0] + 1))
+                    of_group = segments.setdefault(group_id, {})
+                    for _, (_, rollout_id, segment, count) in members:
+                        of_group.setdefault(rollout_id, []).append((segment, count))
         except (OSError, pa.ArrowInvalid) as error:
             raise DamagedLake(f"{self._given.place(number)} cannot be read: run `tokenlake audit` ({error})") from error
-        self._sizes[number] = 0 if isinstance(file, pa.MemoryMappedFile) else file.size()
-        return slices
+        groups = {name: _Group(found, _whole(segments[name])) for name, found in slices.items()}
+        return _File(batches, groups, 0 if isinstance(file, pa.MemoryMappedFile) else file.size())
 
 
-def _whole(batches: Sequence[pa.RecordBatch], n: int) -> bool:
-    """Whether n rollouts are there with all their segments."""
-    there: dict[str, set[int]] = {}
-    counts: dict[str, int] = {}
-    for batch in batches:
-        names = (batch.column(name).to_pylist() for name in ("rollout_id", "segment_index", "segment_count"))
-        for rollout_id, index, count in zip(*names, strict=True):
-            there.setdefault(rollout_id, set()).add(index)
-            counts[rollout_id] = count
-    return len(there) == n and all(there[name] == set(range(count)) for name, count in counts.items())
+def _whole(rollouts: Mapping[str, Sequence[tuple[int, int]]]) -> int:
+    """How many rollouts, given as the index and count of each segment, are there; -1 where a segment is not."""
+    complete = all(sorted(found) == [(at, found[-1][1]) for at in range(found[-1][1])] for found in rollouts.values())
+    return len(rollouts) if complete else -1
