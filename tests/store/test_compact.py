@@ -261,6 +261,28 @@ def test_compaction_waits_for_a_backup(lake: OwnedLake, make_delta: Make) -> Non
     assert lake.compact().records == 40
 
 
+def test_a_start_removes_nothing_while_a_backup_is_made(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an interrupted compaction left to remove may be just what the backup copies."""
+    fill(lake, make_delta)
+    before = lake.sql(CONTENT).to_arrow_table()
+    with monkeypatch.context() as patched:
+        patched.setattr(compact.Compactor, "_remove", lambda *_: False)
+        lake.compact()
+    lake.close()
+    left = segments(lake)
+    assert len(left) == 3
+    backup = DirectoryLock(lake.path / SEGMENTS_LOCK, "segments", shared=True)
+    with OwnedLake.open(lake.path) as again:
+        assert segments(again) == left
+        assert again.sql(CONTENT).to_arrow_table().equals(before)
+        backup.release()
+        again.compact()
+        assert segments(again) == ["_compacted/000000.arrow"]
+        assert again.sql(CONTENT).to_arrow_table().equals(before)
+
+
 def test_a_backup_waits_for_compaction(lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(lake, make_delta)
     copied = threading.Event()

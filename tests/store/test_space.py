@@ -1,4 +1,4 @@
-"""The floor of free disk: deltas stop at it, events and rows at half of it, reading never."""
+"""The floor of free disk, bytes and inodes: deltas stop at it, events and rows at half of it, reading never."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,39 +16,48 @@ Make = Callable[..., Delta]
 
 
 class Disk:
-    """A disk with as many free bytes as it is told."""
+    """A disk with as many free bytes and inodes as it is told; without `files` it does not count those."""
 
     free = 0
+    inodes = 0
+    files = 0
 
 
 @pytest.fixture
 def disk(lake: OwnedLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made = Disk()
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=made.free, f_frsize=1))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda _: SimpleNamespace(f_bavail=made.free, f_frsize=1, f_files=made.files, f_favail=made.inodes),
+    )
     lake.space.floor = 1000
     yield made
-    made.free = 10_000
+    made.free, made.files = 10_000, 0
 
 
 @pytest.mark.parametrize(
-    ("free", "refused"),
+    ("free", "inodes", "refused"),
     [
-        (1000, []),
-        (999, ["delta"]),
-        (500, ["delta"]),
-        (499, ["delta", "event", "rows"]),
-        (0, ["delta", "event", "rows"]),
+        (1000, 256, []),
+        (999, 256, ["delta"]),
+        (500, 256, ["delta"]),
+        (499, 256, ["delta", "event", "rows"]),
+        (0, 256, ["delta", "event", "rows"]),
+        (1000, 255, ["delta"]),
+        (1000, 128, ["delta"]),
+        (1000, 127, ["delta", "event", "rows"]),
     ],
 )
 def test_what_is_refused_below_the_floor(
-    lake: OwnedLake, make_delta: Make, disk: Disk, free: int, refused: list[str]
+    lake: OwnedLake, make_delta: Make, disk: Disk, free: int, inodes: int, refused: list[str]
 ) -> None:
     steps: dict[str, Callable[[], Any]] = {
         "delta": lambda: lake.delta_writer("w0").stage(make_delta("c0")),
         "event": lambda: lake.lineage.append("policy_set"),
         "rows": lambda: lake.write_rows(row_table("g0")),
     }
-    disk.free = free
+    disk.free, disk.inodes, disk.files = free, inodes, 1000
     found: list[str] = []
     for name, step in steps.items():
         try:
@@ -57,7 +66,7 @@ def test_what_is_refused_below_the_floor(
             found.append(f"{name}: {error.detail['reason']}")
     assert found == [f"{name}: disk_full" for name in refused]
     assert lake.sql("SELECT count(*) FROM deltas").fetchall() == [(int("delta" not in refused),)]
-    disk.free = 1000
+    disk.free, disk.files = 1000, 0
     for step in steps.values():
         step()
 

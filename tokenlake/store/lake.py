@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake import sql
-from tokenlake.errors import StorageFailed, TokenlakeError
+from tokenlake.errors import LakeLocked, StorageFailed, TokenlakeError
 from tokenlake.store.compact import Compaction, Compactor
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
@@ -100,7 +100,7 @@ class OwnedLake:
                 self._recover()
                 self._rows = RowWriter(self.path / "rows")
                 self._index = open_index(self.path)
-                self._compactor().finish()
+                self._finish_compaction()
                 opened = True
             finally:
                 if not opened:
@@ -324,6 +324,17 @@ class OwnedLake:
 
     def _compactor(self) -> Compactor:
         return Compactor(self.path, self._index, self.lineage, self._bounds["segment_max_bytes"])
+
+    def _finish_compaction(self) -> None:
+        """Complete what a crash interrupted, unless a backup is made: then it is left to the next one."""
+        try:
+            lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
+        except LakeLocked:
+            return
+        try:
+            self._compactor().finish()
+        finally:
+            lock.release()
 
     def _recover(self) -> None:
         """Seal what dead delta writers left; a live writer keeps its folder locked and is left alone."""

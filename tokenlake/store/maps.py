@@ -1,13 +1,12 @@
 """Memory maps of segments, kept between reads.
 
-A map grows with its file, follows a file that was replaced by rename, and outlives one that was removed until `forget`.
-A file that became shorter is mapped anew, so that no read can touch a page that is gone.
+A map grows with its file, follows a file that was replaced by rename, and outlives one that was removed until `forget`:
+so who opened a lake before retention removed a segment reads it on. A file that became shorter is mapped anew, so that
+no read can touch a page that is gone. A map costs address space, and no file descriptor.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from tokenlake.store.walk import file_schema
 
 __all__ = ["Mapped", "SegmentMaps"]
 
-_MAX_MAPS = 128
+_MAX_MAPS = 1 << 14
+"""A quarter of what Linux lets a process map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,18 @@ class SegmentMaps:
             path = self._root / name
             try:
                 now = path.stat()
+                if known is not None:
+                    size = len(known.view)
+                    if (
+                        known.inode == now.st_ino
+                        and now.st_size >= size
+                        and (now.st_size == size or _within(upto, size))
+                    ):
+                        self._maps.move_to_end(name)
+                        return known
+                made = _map(path, known)
             except FileNotFoundError:
                 return known
-            if known is not None:
-                size = len(known.view)
-                if known.inode == now.st_ino and now.st_size >= size and (now.st_size == size or _within(upto, size)):
-                    self._maps.move_to_end(name)
-                    return known
-            made = _map(path, known)
             if made is None:
                 self._maps.pop(name, None)
                 return None
@@ -84,18 +88,20 @@ def _within(upto: int | None, size: int) -> bool:
 
 
 def _map(path: Path, known: Mapped | None) -> Mapped | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    """The map of a file, or None where it is empty. Raises `FileNotFoundError`."""
+    inode = path.stat().st_ino
+    view = _view(path)
+    while inode != (now := path.stat().st_ino):
+        # Another file took its place, before it was mapped or after.
+        inode, view = now, _view(path)
+    if not view:
         return None
-    try:
-        now = os.fstat(fd)
-        if now.st_size == 0:
-            return None
-        view = memoryview(mmap.mmap(fd, now.st_size, access=mmap.ACCESS_READ))
-    finally:
-        os.close(fd)
-    if known is not None and known.inode == now.st_ino and known.schema is not None and len(view) >= known.first:
-        return Mapped(view, now.st_ino, known.schema, known.first)
+    if known is not None and known.inode == inode and known.schema is not None and len(view) >= known.first:
+        return Mapped(view, inode, known.schema, known.first)
     schema, first = file_schema(view)
-    return Mapped(view, now.st_ino, schema, first)
+    return Mapped(view, inode, schema, first)
+
+
+def _view(path: Path) -> memoryview:
+    with pa.memory_map(str(path)) as file:
+        return memoryview(file.read_buffer()).cast("B")

@@ -6,7 +6,6 @@ stretch between is damage, without one it is the torn (or not yet written) tail.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -65,14 +64,13 @@ def read_batch(data: memoryview, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def walk(
-    data: mmap.mmap | memoryview,
+    view: memoryview,
     start: int,
     end: int,
     prefix: bytes,
     read: Callable[[int, int], T | None],
 ) -> Walk[T]:
     """Read the messages from `start` on. `read(offset, end)` returns None for what is not a readable record batch."""
-    view = memoryview(data)
     out: Walk[T] = Walk(scanned=start)
     at = start
     while at < end:
