@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tokenlake.errors import FormatError, InvalidInput, LakeLocked, NotFound, QueryError, StorageFailed, TokenlakeError
+from tokenlake.store import intake
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.lineage import lineage_loss
@@ -191,6 +192,33 @@ def killed_log(path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
     assert (path / "index.duckdb.wal").stat().st_size > 0
+
+
+def test_after_a_kill_the_index_takes_in_the_last_segment_of_lineage_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lake"
+    code = (
+        "import os, sys\nfrom tokenlake.store import lake as module\nmodule.LINEAGE_MAX_BYTES = 20_000\n"
+        "lake = module.OwnedLake.open(sys.argv[1])\n"
+        "for _ in range(40):\n    lake.lineage.append('policy_set')\n"
+        "lake.refresh()\nos._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    sizes = [file.stat().st_size for file in sorted(path.glob("lineage/gate/*.arrow"))]
+    assert len(sizes) > 3
+    assert max(sizes[:-1]) < 20_000 + 4_000  # and the footer
+    real, taken = intake.walk, [0]
+
+    def walk(view: memoryview, start: int, end: int, *rest: Any) -> Any:
+        found = real(view, start, end, *rest)
+        taken[0] += found.scanned - start
+        return found
+
+    monkeypatch.setattr(intake, "walk", walk)
+    with OwnedLake.open(path) as lake:
+        assert taken[0] <= sizes[-1]
+        assert lake.sql("SELECT count(*) FROM lineage").fetchall() == [(41,)]
 
 
 def test_rebuild_gives_the_same_content(lake: OwnedLake, make_delta: Make) -> None:

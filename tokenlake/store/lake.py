@@ -27,7 +27,7 @@ from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.format import create_lake, read_lake
 from tokenlake.store.index import Index
 from tokenlake.store.index_file import memory_index, open_index, remove_index
-from tokenlake.store.lineage import LineageLog
+from tokenlake.store.lineage import LINEAGE_MAX_BYTES, LineageLog
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock, check_process
 from tokenlake.store.query import run_query
 from tokenlake.store.records import delta_keys
@@ -92,7 +92,7 @@ class OwnedLake:
             self.lineage = LineageLog(
                 self.path,
                 _LINEAGE_WRITER,
-                segment_max_bytes=segment_max_bytes,
+                segment_max_bytes=min(segment_max_bytes, LINEAGE_MAX_BYTES),
                 opening=self._opening(),
                 space=self.space,
             )

@@ -28,7 +28,6 @@ from tokenlake.store.records import event_rows
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
 from tokenlake.store.segment import (
-    SEGMENT_MAX_BYTES,
     Message,
     SegmentWriter,
     make_directory,
@@ -39,7 +38,10 @@ from tokenlake.store.segment import (
 from tokenlake.store.space import FreeSpace
 from tokenlake.store.walk import walk
 
-__all__ = ["LineageLog", "lineage_loss", "read_events"]
+__all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "lineage_loss", "read_events"]
+
+LINEAGE_MAX_BYTES = 16 << 20
+"""Of a segment: a kill leaves one that was not sealed, which the index takes in anew, in about a second."""
 
 _Events = list[dict[str, Any]]
 _HASHES = ("prev_hash", "event_hash")
@@ -169,7 +171,7 @@ class LineageLog:
         root: Path,
         writer: str,
         *,
-        segment_max_bytes: int = SEGMENT_MAX_BYTES,
+        segment_max_bytes: int = LINEAGE_MAX_BYTES,
         opening: Mapping[str, Any] | None = None,
         space: FreeSpace | None = None,
     ) -> None:
