@@ -199,6 +199,33 @@ def test_an_event_that_is_whole_in_form_and_torn_in_content_never_stands(root: P
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
 
 
+@pytest.mark.parametrize("lost", ["a bit", "a sector"])
+def test_a_last_event_that_rotted_is_told_and_one_that_tore_is_not(
+    root: Path, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loss of power takes whole sectors; what is there in full and has changed was written once, and said so."""
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="kept")
+    start = segment(root).stat().st_size
+    log.append("policy_set", detail="x" * 2000)
+    log._lock.release()
+    data = bytearray(segment(root).read_bytes())
+    at = data.index(b"x" * 2000) + 1000
+    if lost == "a bit":
+        data[at] ^= 1
+    else:
+        at -= at % 512
+        data[at : at + 512] = bytes(512)
+    segment(root).write_bytes(data)
+    again = LineageLog(root, "gate")
+    assert [event["detail"] for event in again.events()] == ["kept"]
+    again.close()
+    kept = segment(root).with_suffix(".left-out")
+    assert kept.exists() is ("left out" in caplog.text) is (lost == "a bit")
+    assert lost == "a sector" or kept.read_bytes() == data[start:]
+    assert lineage_loss(root) == []
+
+
 def test_an_anchor_of_another_log_is_loss(root: Path) -> None:
     log = LineageLog(root, "gate")
     log.append("policy_set", detail="1")

@@ -8,9 +8,11 @@ wrote the bytes, a torn tail has the form of a record: `Sound` tells it from one
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ __all__ = ["Reader", "Sound", "recover_directory", "recover_segment"]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 16 << 20
+_SECTOR = 512
 
 Reader = Callable[[memoryview, int, int, pa.Schema], Any]
 """Reads the message between two positions of a segment; None: unreadable."""
@@ -62,6 +65,8 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         end, body, schema = found.scanned, data, known
         while sound is not None and found.found and not sound(found.found[-1][3]):
             end = found.found.pop()[0]
+        if end < found.scanned and not _has_hole(data, end, found.scanned):
+            _keep(path, data[end : found.scanned])
         blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
     temporary = path.with_suffix(".tmp")
     fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -76,3 +81,22 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
     sync_directory(path.parent)
     _log.info("%s was recovered: %d records, %d torn bytes left out", path, len(blocks), max(0, len(data) - end))
     return True
+
+
+def _has_hole(data: memoryview, start: int, stop: int) -> bool:
+    """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn."""
+    edges = [start, *range(start - start % _SECTOR + _SECTOR, stop, _SECTOR), stop]
+    return any(not any(data[a:b]) for a, b in pairwise(edges))
+
+
+def _keep(path: Path, records: memoryview) -> None:
+    """What is whole and not what was once written was hardly torn: it is left out as well, and not without a word."""
+    kept = path.with_suffix(".left-out")
+    with contextlib.suppress(OSError):
+        kept.write_bytes(records)
+    _log.warning(
+        "the last records of %s are whole and have other content than their hash: left out, as if they had not been "
+        "acknowledged, and kept in %s; check the disk",
+        path,
+        kept.name,
+    )
