@@ -1,8 +1,8 @@
 """Opens what holds published rows, in a fresh process: a lake, a SQLite file, or the lake's row files through pyarrow.
 
 `python -m bench.opener lake|sqlite|pyarrow PATH GROUP...` prints one JSON line: seconds to open, seconds of each
-group's rows by its id, the peak of its resident memory in MiB, a digest of those rows. Imports are before the clock,
-and only of what is opened, since they are in that memory.
+group's rows by its id, the peak of its resident memory in MiB, and a digest of those rows. Imports are before the
+clock, and only what is opened is imported, since that is in the memory too.
 """
 
 from __future__ import annotations

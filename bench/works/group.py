@@ -36,8 +36,9 @@ _ROWS = "SELECT rollout_id, input_ids, token_mask, logprobs FROM ready_rows"
 class _Lake:
     """A lake with published groups and a service over it; more groups are sealed and published one by one."""
 
-    def __init__(self, lake: OwnedLake, before: int, seed: int) -> None:
+    def __init__(self, lake: OwnedLake, *, before: int, seed: int, calls: int = _CALLS, delta: int = _DELTA) -> None:
         self._lake, self._seed, self._made = lake, seed, 0
+        self._calls, self._delta = calls, delta
         self.groups = self._staged(before)
         publish_due(lake)
         environment = Environment(token="t", token_given=True, capability_key="ab" * 32, state_dir=lake.path)
@@ -53,7 +54,8 @@ class _Lake:
 
     def _rollouts(self, count: int) -> list[Rollout]:
         first, self._made = self._made * _SIZE, self._made + count
-        return rollouts(count * _SIZE, calls=_CALLS, delta=_DELTA, seed=self._seed, group_size=_SIZE, first=first)
+        shape = {"calls": self._calls, "delta": self._delta, "group_size": _SIZE}
+        return rollouts(count * _SIZE, **shape, seed=self._seed, first=first)
 
     def check(self) -> None:
         """Every published row is what numpy makes of the same calls, or nothing is measured."""
@@ -111,7 +113,9 @@ def _by_numpy(path: Path, groups: Sequence[Sequence[Sequence[by_hand.ArrayRecord
 
 def rows(plan: Plan) -> list[Row]:
     """The row of one group."""
-    lake = _Lake(plan.held.enter_context(OwnedLake.open(plan.scratch / "lake")), plan.size.groups_before, plan.seed)
+    lake = _Lake(
+        plan.held.enter_context(OwnedLake.open(plan.scratch / "lake")), before=plan.size.groups_before, seed=plan.seed
+    )
     lake.check()
     groups = lake.groups[: plan.size.groups]
     return [

@@ -1,0 +1,136 @@
+"""The rows of `make bench`: contenders do the same work, ratios say how much better ours is, each runs once."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import gate_lineage, history, opener, run
+from bench.agents import play
+from bench.conversations import Conversation, conversations
+from bench.gym import gym
+from bench.measure import Sample
+from bench.plan import QUICK, Plan
+from bench.table import Contender, Figure, Row, lines, report
+from bench.works import gate, group, opening
+from tokenlake.api.serve import in_thread
+from tokenlake.store.lake import OwnedLake
+
+
+def _contender(name: str, *values: float) -> Contender:
+    left = iter(values)
+    return Contender(name=name, run=lambda: {"it": Sample(value=next(left), latencies=[0.001, 0.002])})
+
+
+@pytest.mark.parametrize(("unit", "to_floor", "to_peer"), [("calls/s", 0.5, 4.0), ("ms", 2.0, 0.25)])
+def test_a_ratio_above_one_says_that_ours_is_better(unit: str, to_floor: float, to_peer: float) -> None:
+    ours, floor, peer = _contender("tokenlake", 4, 40), _contender("raw", 8, 80), _contender("Gym", 1, 10)
+    row = Row(
+        work="W1", what="w", unit=unit, ours=Figure(ours, "it"), floor=Figure(floor, "it"), peers=[Figure(peer, "it")]
+    )
+    told = report(row, {each: [each.run(), each.run()] for each in (ours, floor, peer)})
+    assert (told["floor"]["ratio"], told["peers"][0]["ratio"]) == (to_floor, to_peer)
+    assert (told["ours"]["value"], told["ours"]["p50_ms"]) == (22.0, 2.0)
+    (line,) = lines(told)
+    assert line.split()[3:] == ["22", "2.00", "2.00", "44", "raw", f"{to_floor:.3g}x", "5.5", "Gym", f"{to_peer:.3g}x"]
+
+
+def test_a_contender_of_several_rows_runs_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = count(1)
+    both = Contender(name="both", run=lambda: {"a": Sample(value=next(runs)), "b": Sample(value=1.0)})
+    rows = [Row(work="W4", what=each, unit="s", ours=Figure(both, each), floor=Figure(both, "b")) for each in "ab"]
+
+    @dataclass
+    class Work:
+        def rows(self, plan: Plan) -> list[Row]:
+            return rows
+
+    monkeypatch.setattr(run.importlib, "import_module", lambda _: Work())
+    first, second = run.measured("W4", replace(QUICK, rounds=3), 1, None, None)
+    assert (first["ours"]["rounds"], second["ours"]["rounds"]) == ([1, 2, 3], [1, 1, 1])
+
+
+def test_every_work_is_a_module() -> None:
+    assert all(find_spec(name) is not None for name in run.WORKS.values())
+
+
+def test_a_conversation_grows_by_an_answer_and_a_question(tmp_path: Path) -> None:
+    said, again = (conversations(3, turns=4, seed=5)[2] for _ in range(2))
+    assert said == again != conversations(3, turns=4, seed=6)[2]
+    for turn in range(4):
+        assert said.request(turn + 1)[:-2] == said.request(turn)
+        assert said.request(turn + 1)[-2] == {"role": "assistant", "content": said.answers[turn]}
+
+
+def test_the_gate_and_a_history_hash_resolve_every_request(tmp_path: Path) -> None:
+    work = conversations(3, turns=4, seed=1)
+    ours = gate_lineage.play(tmp_path / "lake", work, 4)
+    record, resolve = history.play(tmp_path, work, 4)
+    assert [len(each) for each in (ours.record, ours.resolve, ours.look_up, record, resolve)] == [12] * 5
+
+
+class _Forgetful(Conversation):
+    """Sends another first answer back than it was given."""
+
+    def request(self, turn: int) -> list[dict[str, Any]]:
+        messages = super().request(turn)
+        return [{**each, "content": "?"} if at == 2 else each for at, each in enumerate(messages)]
+
+
+def test_a_request_that_is_resolved_to_another_call_ends_the_run(tmp_path: Path) -> None:
+    said = conversations(1, turns=2, seed=1)[0]
+    wrong = [
+        _Forgetful(
+            rollout_id=said.rollout_id,
+            group_id=said.group_id,
+            opening=said.opening,
+            answers=said.answers,
+            questions=said.questions,
+        )
+    ]
+    with pytest.raises(AssertionError, match="is resolved to None"):
+        gate_lineage.play(tmp_path / "lake", wrong, 2)
+
+
+def test_a_group_is_published_as_numpy_has_it_or_nothing_is_measured(tmp_path: Path) -> None:
+    with OwnedLake.open(tmp_path) as owned:
+        lake = group._Lake(owned, before=1, seed=1, calls=2, delta=8)
+        lake.check()
+        assert len(lake.publish(1)) == 1
+        with pytest.raises(AssertionError, match="8 rows are of no rollout"):
+            lake.check()
+
+
+def test_a_lake_sqlite_and_pyarrow_give_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = opening._fill(tmp_path / "lake", 200, 1)
+    opening._copy(tmp_path / "lake", tmp_path / "rows.db")
+    for kind, path in (("lake", "lake"), ("sqlite", "rows.db"), ("pyarrow", "lake")):
+        opener.main([kind, str(tmp_path / path), *groups])
+    opener.main(["sqlite", str(tmp_path / "rows.db"), *reversed(groups)])
+    *same, other = (json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines())
+    assert len(groups) == 2
+    assert len(set(same)) == 1
+    assert other not in same
+
+
+def test_the_plain_route_writes_every_body_and_answers_as_the_gate_does(tmp_path: Path) -> None:
+    route = gate._Plain(tmp_path / "bodies")
+    with in_thread(route.app()) as (url, _):
+        played = play([(name, f"{url}/ng-rollout/{name}/v1", "k") for name in "ab"], 2, 2)
+    route.close()
+    assert len(route.handled) == len(played.latencies) == 4
+    assert [len(calls) for calls in played.calls] == [2, 2]
+    assert (tmp_path / "bodies").read_bytes().count(b'"messages"') == 4
+
+
+def test_without_its_environment_a_peer_is_left_out(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        plan = Plan(size=QUICK, seed=1, scratch=tmp_path, held=held)
+        assert gym(plan, "ledger", 1, 1)("record") == ()
