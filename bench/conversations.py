@@ -6,10 +6,10 @@ question of 600. Equal seeds give equal texts.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any
-
-import numpy as np
 
 __all__ = ["DELTA", "Conversation", "conversations"]
 
@@ -43,11 +43,11 @@ class Conversation:
 
 def conversations(count: int, *, turns: int, seed: int, group_size: int = 8) -> list[Conversation]:
     """`count` conversations; no two texts of one seed are alike."""
-    rng = np.random.default_rng(seed)
-    words: list[str] = ["".join(map(chr, rng.integers(97, 123, rng.integers(2, 10)).tolist())) for _ in range(2000)]
+    rng = random.Random(seed)
+    words = ["".join(rng.choices(ascii_lowercase, k=rng.randint(2, 9))) for _ in range(2000)]
 
     def text(length: int) -> str:
-        return " ".join(words[at] for at in rng.integers(0, len(words), length // 6).tolist())[:length]
+        return " ".join(rng.choices(words, k=length // 6))[:length]
 
     made: list[Conversation] = []
     for index in range(count):
