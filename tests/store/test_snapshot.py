@@ -17,6 +17,7 @@ import tokenlake
 from tokenlake.store import intake, snapshot
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.retention import retire_named
 
 Make = Callable[..., Delta]
 RELATIONS = ("lineage", "deltas", "rows", "lake_findings")
@@ -170,3 +171,15 @@ def test_a_disk_that_refuses_a_snapshot_is_told_and_harms_nothing(
         assert not lake.snapshot()
     assert "was not written" in caplog.text
     assert len(everything(path)["deltas"]) == 18
+
+
+def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path) -> None:
+    """It has read none of the segments when they go."""
+    with OwnedLake.open(path) as lake, tokenlake.open(path) as reader:
+        names = [f"g{group}" for group in range(5)]
+        lake.lineage.append_many([{"event_type": "group_dropped", "group_id": name, "n": 1} for name in names])
+        assert retire_named(lake, groups=names).compaction.retired == 15
+        assert not list(path.glob("deltas/*/*.arrow"))
+        assert reader.sql("SELECT count(*), count(digest) FROM deltas").fetchall() == [(15, 15)]
+        reader.refresh()
+        assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(0,)]

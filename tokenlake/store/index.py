@@ -130,6 +130,12 @@ class Index:
             self._compacted = {}
             return change.partial
 
+    def hold(self) -> None:
+        """Map every segment of deltas that is known, so that it is read on when retention removes it."""
+        for segment in self._scanned:
+            if segment[0] == "deltas":
+                self.maps.get(segment_path(segment))
+
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
         if not (self.root / segment_name(place)).exists():

@@ -96,6 +96,7 @@ class Lake:
         if index is not None:
             try:
                 index.refresh()
+                index.hold()  # a snapshot knows them without having read them
                 return index
             except duckdb.Error:
                 index.close()
