@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.ipc as ipc
 import pytest
 
@@ -228,6 +229,21 @@ def test_a_full_disk_changes_nothing(lake: OwnedLake, make_delta: Make, monkeypa
             lake.compact()
     assert segments(lake) == before
     assert list(lake.path.glob("deltas/_compacted/*.tmp")) == []
+    assert lake.compact().records == 40
+
+
+def test_an_index_that_cannot_be_written_is_held_in_memory_and_asked_again(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(lake, make_delta)
+
+    def broken(*_: Any) -> bool:
+        raise duckdb.TransactionException("Failed to commit: Could not write file")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compact.Compactor, "worth", broken)
+        with pytest.raises(StorageFailed, match="not compacted"):
+            lake.compact()
     assert lake.compact().records == 40
 
 

@@ -173,13 +173,16 @@ def test_a_disk_that_refuses_a_snapshot_is_told_and_harms_nothing(
     assert len(everything(path)["deltas"]) == 18
 
 
-def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path) -> None:
-    """It has read none of the segments when they go."""
+def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path, make_delta: Make) -> None:
+    """It has not read the segment that the snapshot knows to its end."""
+    with OwnedLake.open(path) as lake:
+        write(lake, make_delta, range(5, 20))
+        lake.refresh()
     with OwnedLake.open(path) as lake, tokenlake.open(path) as reader:
-        names = [f"g{group}" for group in range(5)]
+        names = [f"g{group}" for group in range(20)]
         lake.lineage.append_many([{"event_type": "group_dropped", "group_id": name, "n": 1} for name in names])
-        assert retire_named(lake, groups=names).compaction.retired == 15
+        assert retire_named(lake, groups=names).compaction.retired == 60
         assert not list(path.glob("deltas/*/*.arrow"))
-        assert reader.sql("SELECT count(*), count(digest) FROM deltas").fetchall() == [(15, 15)]
+        assert reader.sql("SELECT count(*), count(digest) FROM deltas").fetchall() == [(60, 60)]
         reader.refresh()
         assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(0,)]

@@ -232,27 +232,23 @@ class OwnedLake:
         """
         self.refresh()
         self.lineage.check()
-        if not self._compactor().worth(min_records):
-            return Compaction()
         index = self._index
-        lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
         try:
-            with self._compacting:
-                for writer in list(self._writers.values()):
-                    writer.roll()
-                self.refresh()
-                index = self._index
-                return self._compactor().run()
+            if not self._compactor().worth(min_records):
+                return Compaction()
+            lock = DirectoryLock(self.path / SEGMENTS_LOCK, f"the set of segments of {self.path}")
+            try:
+                with self._compacting:
+                    for writer in list(self._writers.values()):
+                        writer.roll()
+                    self.refresh()
+                    index = self._index
+                    return self._compactor().run()
+            finally:
+                lock.release()
         except duckdb.Error as error:
             self._go_on_in_memory(index, error)
             raise StorageFailed(f"{self._what} was not compacted: its index could not be written; try again") from error
-        finally:
-            lock.release()
-
-    def snapshot(self) -> bool:
-        """Write down what readers of a large lake open quickly by, if enough is new; whether it was written."""
-        self.refresh()
-        return write_snapshot(self.path, self._index)
 
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
