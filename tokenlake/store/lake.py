@@ -250,6 +250,11 @@ class OwnedLake:
             self._go_on_in_memory(index, error)
             raise StorageFailed(f"{self._what} was not compacted: its index could not be written; try again") from error
 
+    def snapshot(self) -> bool:
+        """Write down what readers of a large lake open quickly by, if enough is new; whether it was written."""
+        self.refresh()
+        return write_snapshot(self.path, self._index)
+
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
         self._check()
