@@ -173,6 +173,15 @@ def test_a_disk_that_refuses_a_snapshot_is_told_and_harms_nothing(
     assert len(everything(path)["deltas"]) == 18
 
 
+def test_no_snapshot_is_written_below_the_floor_of_the_disk(path: Path, make_delta: Make) -> None:
+    with OwnedLake.open(path) as lake:
+        write(lake, make_delta, range(5, 9))
+        lake.space.floor = 1 << 60
+        assert not lake.snapshot()
+        lake.space.floor = 0
+        assert lake.snapshot()
+
+
 def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path, make_delta: Make) -> None:
     """It has not read the segment that the snapshot knows to its end."""
     with OwnedLake.open(path) as lake:

@@ -253,7 +253,7 @@ class OwnedLake:
     def snapshot(self) -> bool:
         """Write down what readers of a large lake open quickly by, if enough is new; whether it was written."""
         self.refresh()
-        return write_snapshot(self.path, self._index)
+        return write_snapshot(self.path, self._index, self.space)
 
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
@@ -275,7 +275,7 @@ class OwnedLake:
         check_process(self._pid, self._what)
         self._closed = True
         with ExitStack() as last_first:
-            snapshot = partial(write_snapshot, self.path, self._index)
+            snapshot = partial(write_snapshot, self.path, self._index, self.space)
             for let_go in (self._lock.release, self._index.close, snapshot, self.lineage.close):
                 last_first.callback(let_go)
             for writer in self._writers.values():

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import duckdb
 from tokenlake import sql
 from tokenlake.store.index import TABLES, Index, layout
 from tokenlake.store.segment import sync_directory
+from tokenlake.store.space import FreeSpace
 
 __all__ = ["open_snapshot", "remove_snapshot", "write_snapshot"]
 
@@ -31,33 +33,28 @@ _PARTIAL = "index.snapshot.partial"
 _CHUNK = 8 << 20
 _LEAST = 25_000
 """Events and records from which a snapshot saves more time than it costs."""
+_BYTES = 400
+"""Of each, more than a snapshot takes."""
 
 
-def write_snapshot(root: Path, index: Index) -> bool:
-    """Write what the index knows, if it is much and a quarter of it is new; the caller owns the lake.
+def write_snapshot(root: Path, index: Index, space: FreeSpace) -> bool:
+    """Write what the index knows, if it is much, a quarter of it is new and there is room; the caller owns the lake.
 
     Returns whether it was written; a disk that refuses is told in a warning, since nothing but time is lost.
     """
-    con = index.cursor(query="")
     try:
-        size = _size(con)
-        old = _newest(root)
-        if size < _LEAST or (old is not None and 4 * (size - _known(old)) < size):
-            return False
-        partial = root / _PARTIAL
-        _remove(partial)
-        con.execute(sql.read("snapshot/attach"), [str(partial)])
-        try:
-            con.begin()
-            for name in (*TABLES, "tl_layout"):
-                con.table(name).create(f"snapshot.{name}")
-            con.commit()
-        finally:
-            con.execute(sql.read("snapshot/detach"))
-        with partial.open("rb") as file:
+        with closing(index.cursor(query="")) as con:
+            size, old = _size(con), _newest(root)
+            if size < _LEAST or (old is not None and 4 * (size - _known(old)) < size):
+                return False
+            if not space.has_room_for(size * _BYTES):
+                _log.warning("a snapshot of the index of %s was not written: too little of its disk is free", root)
+                return False
+            _fill(con, root / _PARTIAL)
+        with (root / _PARTIAL).open("rb") as file:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        partial.rename(root / _NAMES.replace("*", digest))
+        (root / _PARTIAL).rename(root / _NAMES.replace("*", digest))
         sync_directory(root)
         if old is not None:
             _remove(old)
@@ -65,8 +62,19 @@ def write_snapshot(root: Path, index: Index) -> bool:
     except (duckdb.Error, OSError) as error:
         _log.warning("a snapshot of the index of %s was not written: %s", root, str(error).splitlines()[0])
         return False
+
+
+def _fill(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Write every table of an index, as of one moment, into a new file."""
+    _remove(path)
+    con.execute(sql.read("snapshot/attach"), [str(path)])
+    try:
+        con.begin()
+        for name in (*TABLES, "tl_layout"):
+            con.table(name).create(f"snapshot.{name}")
+        con.commit()
     finally:
-        con.close()
+        con.execute(sql.read("snapshot/detach"))
 
 
 def remove_snapshot(root: Path) -> None:

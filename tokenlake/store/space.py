@@ -35,6 +35,11 @@ class FreeSpace:
         """The same for events and rows, which may use half of it."""
         self._check(2)
 
+    def has_room_for(self, size: int) -> bool:
+        """Whether so many bytes more would leave the floor."""
+        disk = os.statvfs(self._root)
+        return disk.f_bavail * disk.f_frsize >= size + self.floor
+
     def _check(self, share: int) -> None:
         floor = self.floor // share
         if not floor:
