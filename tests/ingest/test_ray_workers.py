@@ -72,7 +72,7 @@ def test_a_fleet_captures_is_labelled_at_once_and_ends_with_its_actors(tmp_path:
             assert {event["weight_version"] for event in events} == {4}
             wait_for(door, lambda: door.service.control.groups["g"].state == "published")
             assert door.request("GET", "/api/v1/audit").json()["healthy"]
-            hosted = _processes(tmp_path / "lake")
+            hosted = hosted_processes(tmp_path / "lake")
             assert len(hosted) == 2
     wait_gone(hosted)
 
@@ -83,7 +83,7 @@ def test_a_worker_that_does_not_come_up_is_an_error(tmp_path: Path) -> None:
         WorkerFleet(tmp_path / "lake", workers=1, arguments=["--engine", "none"], deadline_s=60)
 
 
-def _processes(lake: Path) -> list[int]:
+def hosted_processes(lake: Path) -> list[int]:
     """The workers over a lake: by their command lines."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

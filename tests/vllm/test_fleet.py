@@ -9,12 +9,12 @@ import pytest
 
 from tests.api.conftest import Opener
 from tests.api.test_upstream import backend
-from tests.ingest.test_ray_workers import _processes, wait_gone
 from tests.vllm.conftest import FLAGS, PYTHON, WITHOUT_A_GPU
 from tests.vllm.test_worker import exact, play
 from tokenlake.errors import Conflict
 
 ray = pytest.importorskip("ray")
+from tests.ingest.test_ray_workers import hosted_processes, wait_gone  # noqa: E402  # needs Ray
 from tokenlake.ingest.ray_workers import WorkerFleet  # noqa: E402  # needs Ray
 
 pytestmark = [
@@ -61,6 +61,6 @@ def test_a_fleet_of_vllm_captures_and_is_labelled_at_once(tmp_path: Path, model:
                 door.client.seal(rollout["rollout_id"], reward=1.0)
             assert {event["writer"] for event in door.events("call_committed")} == {"worker-0", "worker-1"}
             exact(door, "g")
-        hosted = _processes(tmp_path / "lake")
+        hosted = hosted_processes(tmp_path / "lake")
         assert len(hosted) == 2
     wait_gone(hosted)
