@@ -59,8 +59,11 @@ def publish_due(
         now = now_us() if now is None else now
         policy = set_policy(lake, {})
         wanted = _known(lake, groups)
-        _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)
-        due = [row[0] for row in lake.sql(sql.read("reads/due_groups"), [wanted]).fetchall()]
+        due = [] if wanted is None else _due(lake, wanted)
+        if wanted is None or len(due) < len(set(wanted)):
+            # Some slot is open still, or all groups are asked for.
+            _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)
+            due = _due(lake, wanted)
         published: list[PublishedGroup] = []
         for judgement in (judges or _here(lake))(due, now=now, upto=lake.lineage.head):
             _write(lake, judgement, policy, now)
@@ -84,6 +87,10 @@ def _known(lake: OwnedLake, groups: Sequence[str] | None) -> list[str] | None:
         if lake.sql(sql.read("reads/group"), [group_id]).fetchall() == []:
             raise NotFound(f"no group {group_id} in {lake.path}", group_id=group_id)
     return list(groups)
+
+
+def _due(lake: OwnedLake, wanted: list[str] | None) -> list[str]:
+    return [row[0] for row in lake.sql(sql.read("reads/due_groups"), [wanted]).fetchall()]
 
 
 def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: float | None, force: bool) -> None:
