@@ -80,7 +80,7 @@ class Fetcher:
         """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
         return _assemble(self._deltas(places, {}), DELTA)
 
-    def _has(self, read: _Read, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    def _has(self, read: _Read, columns: Sequence[pa.Array]) -> pa.Array:
         places = _places(columns)
         found = read(places, {})
         if len(self._kept) > _MAX_KEPT:
@@ -89,7 +89,7 @@ class Fetcher:
         self.decoded += len(places)
         return pa.array([each is not None for each in found], pa.bool_())
 
-    def _give(self, read: _Read, columns: Sequence[pa.ChunkedArray], schema: pa.Schema) -> pa.ChunkedArray:
+    def _give(self, read: _Read, columns: Sequence[pa.Array], schema: pa.Schema) -> pa.ChunkedArray:
         places = _places(columns)
         since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
         if time.monotonic() - since > _MOMENT:
@@ -225,7 +225,7 @@ _Batches = dict[Any, Any]
 _Read = Callable[[Sequence[_Place], _Batches], list[_Found]]
 
 
-def _places(columns: Sequence[pa.ChunkedArray]) -> list[_Place]:
+def _places(columns: Sequence[pa.Array]) -> list[_Place]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 

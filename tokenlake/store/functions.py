@@ -89,14 +89,10 @@ def row_digests(rows: pa.RecordBatch) -> list[bytes | None]:
 
 
 def _digests(function: Callable[..., Iterable[bytes | None]]) -> Callable[..., pa.Array]:
-    def vector(*columns: pa.ChunkedArray) -> pa.Array:
-        return pa.array(function(*map(_whole, columns)), pa.binary())
+    def vector(*columns: pa.Array) -> pa.Array:
+        return pa.array(function(*columns), pa.binary())
 
     return vector
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def _arrays(column: pa.Array) -> list[ArrayBytes | None]:
@@ -135,8 +131,7 @@ def _holes(values: pa.Array, offsets: list[int]) -> dict[int, list[int]]:
     return inside
 
 
-def _delta_facts(*columns: pa.ChunkedArray) -> pa.Array:
-    parent, vocab_size, *delta = map(_whole, columns)
+def _delta_facts(parent: pa.Array, vocab_size: pa.Array, *delta: pa.Array) -> pa.Array:
     arrays = [delta[_DELTA_ARGUMENTS.index(name)] for name in _DELTA_ARRAYS]
     digests = pa.array(_delta_digests(*delta), pa.binary()), pa.array(_chain_hashes(parent, arrays[0]), pa.binary())
     return facts.struct_of(*digests, sequence.pack(arrays), *facts.of_arrays(vocab_size, *arrays))

@@ -50,15 +50,14 @@ def pack(arrays: list[pa.Array]) -> pa.Array:
 
 def _whole(lists: pa.Array) -> pa.Array:
     """Whether each list is without a NULL inside."""
-    holes = lists.values.is_null().cast(pa.int32())
-    before = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(holes.cast(pa.int64()))])
+    holes = lists.values.is_null().cast(pa.int64())
+    before = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(holes)])
     counted = before.take(lists.offsets)
     return pc.equal(counted[1:], counted[:-1])
 
 
-def _sequences(*columns: pa.ChunkedArray) -> pa.Array:
+def _sequences(packed: pa.Array, *lists: pa.Array) -> pa.Array:
     """Arguments: records of `PACKED` for each rollout, and the lists of those that are NULL there."""
-    packed, *lists = (each.chunk(0) if each.num_chunks == 1 else pa.concat_arrays(each.chunks) for each in columns)
     records = packed.values
     ends = packed.offsets
     arrays: list[pa.Array] = []

@@ -20,16 +20,20 @@ def add_function(
     parameters: Mapping[str, Any],
     returns: Any,
 ) -> None:
-    """Register `function`, which takes one `pa.ChunkedArray` a parameter and sees NULLs, under `name`.
+    """Register `function`, which takes one `pa.Array` a parameter and sees NULLs, under `name`.
 
     `parameters` maps names to DuckDB types; `returns` is the DuckDB type of the Arrow array that comes back. Cursors of
     the connection have the function too.
     """
 
     def vector(*columns: pa.ChunkedArray) -> Any:
-        return function(*columns)
+        return function(*map(_whole, columns))
 
     # DuckDB counts the parameters of the callable.
     kind = inspect.Parameter.POSITIONAL_ONLY
     vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
     con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
