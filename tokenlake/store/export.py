@@ -101,7 +101,7 @@ class Exporter:
         return file, data.size
 
     def _put_versions(self, groups: list[str]) -> str:
-        runs = self._lake.sql(sql.read("reads/versions_to_export"), [groups]).to_arrow_table()
+        runs = self._lake.sql(sql.read("reads/versions_of"), [groups]).to_arrow_table()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, runs.schema) as writer:
             writer.write_table(runs)

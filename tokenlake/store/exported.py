@@ -150,7 +150,7 @@ class Catalog:
         found: list[dict[str, Any]] = []
         for sha256 in dict.fromkeys(group.versions for group in self.find(groups)):
             table = pa.ipc.open_file(self.store.get(versions_name(sha256), sha256)).read_all()
-            found += table.filter(pc.is_in(table.column("group_id"), wanted)).drop_columns(["group_id"]).to_pylist()
+            found += table.filter(pc.is_in(table.column("group_id"), wanted)).to_pylist()
         return found
 
 

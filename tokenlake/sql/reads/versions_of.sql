@@ -1,7 +1,8 @@
--- what: the runs of sampled tokens of the groups ?1 (a list) whose weight version is known
+-- what: the runs of sampled tokens of the groups ?1 (a list) whose weight version is known, with their groups
 -- grain: row x run of sampled tokens
 -- reads: token_versions
 SELECT
+    group_id,
     sample_id,
     segment_index,
     begins,
