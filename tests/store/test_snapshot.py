@@ -105,7 +105,7 @@ def test_it_is_written_again_once_a_quarter_is_new(path: Path, make_delta: Make)
     assert len(snapshots(path)) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "a byte", "empty", "no database", "other tables"])
+@pytest.mark.parametrize("damage", ["cut", "a byte", "empty", "other rows", "no database", "other tables"])
 def test_one_that_cannot_be_used_costs_only_time(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     (file,) = snapshots(path)
     size = file.stat().st_size
@@ -117,6 +117,10 @@ def test_one_that_cannot_be_used_costs_only_time(path: Path, damage: str, caplog
         raw = bytearray(file.read_bytes())
         raw[size // 2] ^= 1
         file.write_bytes(raw)
+    elif damage == "other rows":
+        con = duckdb.connect(str(file))
+        con.execute("DELETE FROM tl_places")
+        con.close()
     elif damage == "no database":
         file.write_bytes(b"x" * size)
         rename_to_digest(file)
