@@ -87,6 +87,22 @@ def test_compaction_is_invisible_to_a_reader_that_is_open(lake: OwnedLake, make_
         assert reader.sql("SELECT count(*), count(DISTINCT call_id) FROM deltas").fetchall() == [(80, 80)]
 
 
+@pytest.mark.parametrize("compactions", [1, 2])
+def test_a_connection_that_knows_older_places_reads_on_after_a_refresh(
+    lake: OwnedLake, make_delta: Make, compactions: int
+) -> None:
+    """As a group does that is being judged while upkeep runs: its connection has places of its own."""
+    fill(lake, make_delta)
+    con = lake.connect(groups=["g0"])
+    before = con.execute(CONTENT).fetchall()
+    for round_ in range(compactions):
+        fill(lake, make_delta, first=40 * (round_ + 1))
+        assert lake.compact().records > 0
+        lake.refresh()
+        assert con.execute(CONTENT).fetchall() == before
+    con.close()
+
+
 def test_a_segment_that_goes_while_it_is_listed_is_read_where_it_went(
     lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

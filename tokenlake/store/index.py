@@ -150,14 +150,32 @@ class Index:
                 place = Place(**dict(zip(PLACE.names, moved, strict=True)))
         return read_place(self.maps, place)
 
+    def find_delta(self, key: DeltaId) -> tuple[Place, bytes] | None:
+        """(place, digest) of the record with this key, the last copy of it; None where the index knows none."""
+        con = self.cursor(query="")
+        try:
+            row = con.execute(sql.read("index/find_delta"), list(key)).fetchone()
+        finally:
+            con.close()
+        if row is None:
+            return None
+        *place, digest = row
+        return Place(**dict(zip(PLACE.names, place, strict=True))), digest
+
     def _moved(self, key: DeltaId, name: str) -> Place | None:
-        """Where a record lies whose segment was compacted since the last refresh, so that a query sees one state."""
+        """Where a record lies whose segment was compacted, so that a query sees one state.
+
+        It was compacted since the last refresh; or before, and the query knows places from before that refresh.
+        """
         if (self.root / name).exists():
             return None
         place = self._compacted.get(key)
         if place is None or not (self.root / segment_name(place)).exists():
             self._compacted = compacted_places(self.root, self.maps, self._scanned)
             place = self._compacted.get(key)
+        if place is None:
+            found = self.find_delta(key)
+            place = None if found is None else found[0]
         return place
 
     def lock(self) -> None:

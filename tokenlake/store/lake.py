@@ -177,16 +177,12 @@ class OwnedLake:
             if found is not None:
                 return found
         self._refresh([writer.name for writer in writers if writer.knows_all])
-        con = self._cursor(query=sql.read("index/find_delta"))
+        index, key = self._index, (rollout_id, attempt, call_id)
         try:
-            row = con.execute(sql.read("index/find_delta"), [rollout_id, attempt, call_id]).fetchone()
-        finally:
-            con.close()
-        if row is None:
-            return None
-        writer_name, segment, offset, length, batch_row, digest = row
-        place = Place(writer=writer_name, segment=segment, byte_offset=offset, byte_length=length, batch_row=batch_row)
-        return place, digest
+            return index.find_delta(key)
+        except duckdb.Error as error:
+            self._go_on_in_memory(index, error)
+            return self._index.find_delta(key)
 
     def open_events(self) -> list[dict[str, Any]]:
         """What a gate that starts has to fold: all events of open groups, and the latest of those that belong to none.
