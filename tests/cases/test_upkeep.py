@@ -12,9 +12,11 @@ import pytest
 
 import tokenlake
 from tests.cases.conftest import CaseLake, call, fail, group, seal
+from tokenlake.store import intake
 from tokenlake.store.backup import back_up
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.lineage import lineage_loss
+from tokenlake.store.reader import Lake
 from tokenlake.store.retention import Retention, retire
 
 ROWS = "SELECT sample_id, input_ids, reason, row_digest FROM ready_rows ORDER BY sample_id"
@@ -98,6 +100,33 @@ def test_gc_of_one_rollout_leaves_its_siblings(filled: CaseLake) -> None:
     assert filled.sql("SELECT rollout_id FROM deltas WHERE group_id = 'old'") == [("old_g1",)]
     assert filled.sql(FAULTS) == []
     assert filled.sql("SELECT check_name FROM call_checks WHERE NOT ok") == [("not_retired",)] * 2
+
+
+@pytest.mark.parametrize("opened", ["before", "while"])
+def test_a_reader_that_takes_in_while_gc_runs_knows_why_a_delta_is_gone(
+    filled: CaseLake, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its look at lineage comes before the `retired` events, its look at the deltas after they were removed."""
+    real: Any = vars(intake)["_Intake"].lineage
+    looks: list[int] = []
+
+    def lineage(self: Any) -> None:
+        real(self)
+        looks.append(len(looks))
+        if len(looks) == 1:
+            run(filled, "gc", "--group", "old")
+
+    reader = Lake(filled.path) if opened == "before" else None
+    with monkeypatch.context() as patched:
+        patched.setattr("tokenlake.store.intake._Intake.lineage", lineage)
+        if reader is None:
+            reader = Lake(filled.path)
+        else:
+            reader.refresh()
+    with reader:
+        assert looks
+        assert reader.sql(FAULTS).fetchall() == []
+        assert reader.sql("SELECT group_id FROM retirements WHERE whole").fetchall() == [("old",)]
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,12 @@ def take_in(
     """
     intake = _Intake(root, maps, known, limit)
     intake.anchors(stamps)
-    intake.lineage()
-    intake.deltas(lambda writer: writer not in skip)
+    while True:
+        # Retention tells lineage first and removes then: lineage that was read before a segment went may not say why.
+        before = intake.staged(lambda writer: writer not in skip)
+        intake.lineage()
+        if before <= intake.deltas(lambda writer: writer not in skip):
+            break
     intake.rows()
     return intake.change
 
@@ -141,21 +145,25 @@ class _Intake:
         if stamps != known:
             self.change.anchors = [(writer, *_head(paths[writer])) for writer in stamps]
 
-    def deltas(self, wanted: Callable[[str], bool]) -> None:
-        """What is new of the writers that are wanted.
+    def staged(self, wanted: Callable[[str], bool]) -> set[Segment]:
+        """The segments of deltas that are there, of the writers that are wanted."""
+        return self._present("deltas", filter(wanted, _folders(self._root / "deltas")))
+
+    def deltas(self, wanted: Callable[[str], bool]) -> set[Segment]:
+        """What is new of the writers that are wanted; returns the segments that stand for all of theirs.
 
         Compaction adds before it removes and no number is given twice, so two equal looks at the folders saw one state;
         when a segment went while it was read, what stands for it is read as well.
         """
         while True:
-            present = self._present("deltas", filter(wanted, _folders(self._root / "deltas")))
-            while present != (again := self._present("deltas", filter(wanted, _folders(self._root / "deltas")))):
+            present = self.staged(wanted)
+            while present != (again := self.staged(wanted)):
                 present = again
             growing = self._growing("deltas", present, wanted)
             for segment in growing:
                 self.change.places += _placed(segment, self._walk(segment, DELTA_LAYOUT.prefix, _delta))
             if all((self._root / segment_path(segment)).exists() for segment in growing):
-                return
+                return present
 
     def rows(self) -> None:
         for segment in self._growing("rows", self._present("rows", [""])):
