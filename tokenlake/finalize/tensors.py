@@ -145,10 +145,14 @@ def _laid_out(
 ) -> Batch:
     shape = (sequences, width)
     # numpy: an assignment of a row costs it a tenth of what it costs torch, and a batch has thousands.
-    input_ids, positions, numbers = (np.empty(shape, np.int64) for _ in range(3))
+    input_ids, positions, numbers, there = (np.empty(shape, np.int64) for _ in range(4))
     token_mask, logprobs = np.empty(shape, np.float32), np.empty(shape, np.float32)
     versions = np.full(shape, _UNKNOWN, np.int64)
     ramp = np.arange(width)
+    # As for one row that fills its sequence: what differs is written over, most often the padding alone.
+    positions[:] = ramp
+    numbers.fill(1)
+    there.fill(1)
     held, ends = [0] * sequences, [0] * sequences
     for (sequence, start), (ids, mask, given) in zip(places, rows, strict=True):
         if sequence < 0:
@@ -157,11 +161,12 @@ def _laid_out(
         ends[sequence] = start + len(ids)
         part = slice(start, ends[sequence])
         input_ids[sequence, part], token_mask[sequence, part], logprobs[sequence, part] = ids, mask, given
-        positions[sequence, part], numbers[sequence, part] = ramp[: len(ids)], held[sequence]
+        if held[sequence] > 1:
+            positions[sequence, part], numbers[sequence, part] = ramp[: len(ids)], held[sequence]
     for sequence, end in enumerate(ends):
         if end < width:
             input_ids[sequence, end:] = pad_id
-            for array in (token_mask, logprobs, positions, numbers):
+            for array in (token_mask, logprobs, positions, numbers, there):
                 array[sequence, end:] = 0
     columns: dict[str, list[Any]] = {
         name: table.column(name).to_pylist()
@@ -186,23 +191,27 @@ def _laid_out(
         token_mask=torch.as_tensor(token_mask),
         logprobs=torch.as_tensor(logprobs),
         weight_versions=torch.as_tensor(versions),
-        attention_mask=torch.as_tensor(np.minimum(numbers, 1)),
+        attention_mask=torch.as_tensor(there),
         position_ids=torch.as_tensor(positions),
         sequence_ids=torch.as_tensor(numbers),
-        row_sequence=torch.tensor([place[0] for place in places], dtype=torch.int64),
-        row_start=torch.tensor([place[1] for place in places], dtype=torch.int64),
-        lengths=torch.tensor([len(ids) for ids, *_ in rows], dtype=torch.int64),
-        sample_mask=torch.tensor(columns["sample_mask"], dtype=torch.float32),
-        rewards=torch.tensor([0.0 if each is None else each for each in columns["reward"]], dtype=torch.float64),
-        weight_version_min=torch.tensor(
-            [_UNKNOWN if each is None else each for each in columns["weight_version_min"]], dtype=torch.int64
+        row_sequence=_tensor([place[0] for place in places], np.int64),
+        row_start=_tensor([place[1] for place in places], np.int64),
+        lengths=_tensor([len(ids) for ids, *_ in rows], np.int64),
+        sample_mask=_tensor(columns["sample_mask"], np.float32),
+        rewards=_tensor([0.0 if each is None else each for each in columns["reward"]], np.float64),
+        weight_version_min=_tensor(
+            [_UNKNOWN if each is None else each for each in columns["weight_version_min"]], np.int64
         ),
-        group_index=torch.tensor([index[group] for group in columns["group_id"]], dtype=torch.int64),
-        segment_index=torch.tensor(columns["segment_index"], dtype=torch.int64),
+        group_index=_tensor([index[group] for group in columns["group_id"]], np.int64),
+        segment_index=_tensor(columns["segment_index"], np.int64),
         sample_ids=columns["sample_id"],
         group_ids=list(groups),
         reasons=columns["reason"],
     )
+
+
+def _tensor(values: Sequence[Any], kind: npt.DTypeLike) -> torch.Tensor:
+    return torch.as_tensor(np.array(values, kind))
 
 
 def _rows(table: pa.Table) -> list[_Row]:
@@ -214,5 +223,5 @@ def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     arrays: list[npt.NDArray[Any]] = []
     for chunk in column.chunks:
         flat = chunk.values.to_numpy(zero_copy_only=True)
-        arrays += [flat[begin:end] for begin, end in itertools.pairwise(chunk.offsets.to_pylist())]
+        arrays += [flat[begin:end] for begin, end in itertools.pairwise(chunk.offsets.to_numpy().tolist())]
     return arrays
