@@ -93,10 +93,10 @@ format: $(STAMP) ## rewrite what lint would complain about, where a tool can
 bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## one table of ratios: ours, floors, peers (PEERS= leaves NeMo-Gym out; ARGS="--quick")
 	@$(BIN)/python -m bench.run $(if $(PEERS),--nemo-gym .bench/nemo-gym/bin/python) $(ARGS)
 
-# NeMo-Gym's token_id_capture needs pydantic and orjson only; its package asks for a hundred more.
+# NeMo-Gym's token_id_capture needs pydantic and orjson only, its route of the bench FastAPI; its package asks for a hundred more.
 $(PEERS_STAMP): $(STAMP)
 	@$(PYTHON) -m venv .bench/nemo-gym
-	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check orjson pydantic pytest --editable .
+	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check orjson pydantic pytest --editable ".[serve]"
 	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
 	@touch $@
 

@@ -7,11 +7,12 @@ question of 600. Equal seeds give equal texts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any
 
-__all__ = ["DELTA", "Conversation", "conversations"]
+__all__ = ["DELTA", "Conversation", "Seconds", "around", "conversations"]
 
 Message = dict[str, Any]
 DELTA = 512
@@ -39,6 +40,22 @@ class Conversation:
         for answer, question in zip(self.answers[:turn], self.questions[:turn], strict=True):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
         return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of each call, turn by turn of all conversations."""
+
+    record: list[float] = field(default_factory=list[float])
+    resolve: list[float] = field(default_factory=list[float])
+    """The request after it."""
+    look_up: list[float] = field(default_factory=list[float])
+    """The part of `resolve` after the hashes."""
+
+
+def around(seconds: Sequence[float], turn: int, conversations: int) -> Sequence[float]:
+    """Of what was timed turn by turn of all conversations: a turn, counted from 1, and its neighbours."""
+    return seconds[(turn - 2) * conversations : (turn + 1) * conversations]
 
 
 def conversations(count: int, *, turns: int, seed: int, group_size: int = 8) -> list[Conversation]:

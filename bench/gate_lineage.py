@@ -12,11 +12,11 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.conversations import DELTA, Conversation
+from bench.conversations import DELTA, Conversation, Seconds
 from bench.stub_engine import StubEngine
 from tokenlake.api.dialects.dialect import Answer, Head, ModelRequest
 from tokenlake.api.flight import Flight
@@ -32,17 +32,7 @@ from tokenlake.ingest.resolve import Resolution
 from tokenlake.store.delta import Place
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["Seconds", "play"]
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """Of each call, in turns of all conversations."""
-
-    record: list[float] = field(default_factory=list[float])
-    resolve: list[float] = field(default_factory=list[float])
-    look_up: list[float] = field(default_factory=list[float])
-    """The part of `resolve` after the fingerprints."""
+__all__ = ["play"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.measure import Sample
 from bench.plan import Plan
 from bench.table import Contender, Figure
 
-__all__ = ["gym"]
+__all__ = ["gym", "served"]
 
 _ROOT = Path(__file__).parents[1]
 
@@ -24,16 +25,40 @@ def gym(plan: Plan, work: str, *spec: int) -> Callable[[str], tuple[Figure, ...]
     """
     if plan.gym is None:
         return lambda _: ()
-    command = [str(plan.gym.absolute()), "-m", "bench.nemo_gym_peer", work, str(plan.seed), *map(str, spec)]
-
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}  # before what is installed there: it may be another checkout
+    command = [*_python(plan.gym), "bench.nemo_gym_peer", work, str(plan.seed), *map(str, spec)]
 
     def run(folder: Path) -> dict[str, Sample]:
         done = subprocess.run(
-            [*command, str(folder)], cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            [*command, str(folder)], cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
         )
         found = json.loads(done.stdout.splitlines()[-1])
         return {name: Sample(value=value, latencies=latencies) for name, (value, latencies) in found.items()}
 
     contender = Contender(name="NeMo-Gym", run=plan.fresh(run))
     return lambda measure: (Figure(contender, measure),)
+
+
+@contextmanager
+def served(python: Path, folder: Path) -> Generator[tuple[str, list[float]]]:
+    """The URL of `bench.nemo_gym_gate`, and a list that holds, once it has ended, the seconds of each call."""
+    command = [*_python(python), "bench.nemo_gym_gate", str(folder)]
+    handled: list[float] = []
+    with subprocess.Popen(
+        command, cwd=_ROOT, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both were asked for")
+        try:
+            yield json.loads(process.stdout.readline())["url"], handled
+        finally:
+            process.stdin.close()
+        handled += json.loads(process.stdout.readline())
+
+
+def _python(path: Path) -> list[str]:
+    return [str(path.absolute()), "-m"]
+
+
+def _environment() -> dict[str, str]:
+    """Where this checkout comes before what is installed there: it may be another."""
+    return {**os.environ, "PYTHONPATH": str(_ROOT)}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.conversations import Conversation
+from bench.conversations import Conversation, Seconds
 
 __all__ = ["held", "play"]
 
@@ -29,14 +29,13 @@ _INSERT = "INSERT INTO ledger VALUES (?, ?, ?, ?)"
 _SELECT = "SELECT call_id FROM ledger WHERE rollout_id = ? AND history = ?"
 
 
-def play(folder: Path, work: Sequence[Conversation], turns: int) -> tuple[list[float], list[float]]:
-    """Seconds of each call to record it, and to resolve the request after it."""
+def play(folder: Path, work: Sequence[Conversation], turns: int) -> Seconds:
+    """Record every call, and resolve the request after it."""
     database = sqlite3.connect(folder / "ledger.db", isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
     database.execute(_TABLE)
-    record: list[float] = []
-    resolve: list[float] = []
+    seconds = Seconds()
     for turn in range(turns):
         for said in work:
             whole, following = _answered(said, turn), said.request(turn + 1)
@@ -44,13 +43,17 @@ def play(folder: Path, work: Sequence[Conversation], turns: int) -> tuple[list[f
             database.execute(_INSERT, (said.rollout_id, _digest(whole), _call_id(turn), _call_id(turn - 1)))
             between = time.perf_counter()
             last = max(at for at, message in enumerate(following) if message["role"] == "assistant")
-            found = database.execute(_SELECT, (said.rollout_id, _digest(following[: last + 1]))).fetchone()
-            resolve.append(time.perf_counter() - between)
-            record.append(between - began)
+            digest = _digest(following[: last + 1])
+            hashed = time.perf_counter()
+            found = database.execute(_SELECT, (said.rollout_id, digest)).fetchone()
+            ended = time.perf_counter()
+            seconds.record.append(between - began)
+            seconds.resolve.append(ended - between)
+            seconds.look_up.append(ended - hashed)
             if found != (_call_id(turn),):
                 raise AssertionError(f"{said.rollout_id}: the request after turn {turn} is resolved to {found}")
     database.close()
-    return record, resolve
+    return seconds
 
 
 def held(work: Sequence[Conversation], turns: int) -> float:

@@ -8,6 +8,7 @@ in the unit of its row, and the seconds of each unit.
 - `linearize` (rollouts, calls, tokens) and `groups` (groups, rollouts, calls, tokens): `verify_and_linearize` over
   snapshots that are built and validated before the clock starts, all at once and group by group.
 - `ledger` (rollouts, turns): `FileLineageStore`, token-free rows: `record` a call, then `resolve` the request after it.
+- `growth` (rollouts, turns, turn...): the same store; microseconds of calls around these turns.
 - `held` (rollouts, turns): the bytes that this store holds for each call, by tracemalloc.
 """
 
@@ -36,27 +37,31 @@ from nemo_gym.token_id_capture.staging import (
     verify_and_linearize,
 )
 
-from bench.conversations import DELTA, Conversation, conversations
+from bench.conversations import DELTA, Conversation, around, conversations
 from bench.measure import Timing, one_by_one
 from bench.workload import Call, Rollout, rollouts
+
+__all__ = ["JsonLines", "ledger_record", "output_item"]
 
 Found = dict[str, tuple[float, list[float]]]
 _DIGEST = "a" * 64
 
 
-class _JsonLines:
+class JsonLines:
     """A `StagingSink`: one synced line a call."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     def stage(self, record: Any, *, attachments: Any = None) -> StageResult:
+        """Durably."""
         del attachments
         os.write(self._handle, record.model_dump_json().encode() + b"\n")
         os.fdatasync(self._handle)
         return StageResult(ok=True, staging_key=record.staging_key)
 
     def close(self) -> None:
+        """Let go of the file."""
         os.close(self._handle)
 
 
@@ -114,7 +119,8 @@ def _admission(call: Call, before: Any, prefix: Sequence[int]) -> CaptureAdmissi
     )
 
 
-def _record(coords: Any) -> CallRecord:
+def ledger_record(coords: Any) -> CallRecord:
+    """A ledger's record of a call that was staged."""
     names = (
         *("model_call_id", "parent_call_id", "prev_len", "delta_len", "cum_len", "weight_version", "digest"),
         *("extras_digest", "staging_key", "chain_hash", "cumulative_hash"),
@@ -136,7 +142,7 @@ def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:
     """Calls a second, each durable."""
     count, calls, delta = spec
     work = rollouts(count, calls=calls, delta=delta, seed=seed)
-    sink = _JsonLines(folder / "stage.jsonl")
+    sink = JsonLines(folder / "stage.jsonl")
     capturing = _Capturing(sink, work)
     staged = one_by_one(capturing.put, capturing.inputs)
     capturing, ledger = _Capturing(sink, work), FileLineageStore(folder / "ledger")
@@ -163,7 +169,7 @@ def _verifying(seed: int, count: int, calls: int, delta: int) -> list[Callable[[
     for rollout in work:
         sink = _Kept()
         capturing = _Capturing(sink, [rollout])
-        manifest = [_record(capturing.put(item)) for item in capturing.inputs]
+        manifest = [ledger_record(capturing.put(item)) for item in capturing.inputs]
         receipt = RolloutReceipt(
             rollout_id=rollout.rollout_id,
             terminal_model_call_id=manifest[-1].model_call_id,
@@ -215,25 +221,26 @@ def _commit(said: Conversation, turn: int, chain: Sequence[Any] | None, rollout_
         )
         keys = tuple(f"{rollout_id}/{_call_id(each)}" for each in range(turn + 1))
     else:
-        record, keys = _record(chain[-1]), tuple(each.staging_key for each in chain)
-    answer = {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": said.answers[turn]}]}
+        record, keys = ledger_record(chain[-1]), tuple(each.staging_key for each in chain)
     return CaptureLedgerCommit(
         rollout_id=rollout_id,
         record=record,
         staging_chain=keys,
         request_items=_items(said, turn),
-        response_items=[answer],
+        response_items=[output_item(said.answers[turn])],
     )
 
 
 def _items(said: Conversation, turn: int) -> list[dict[str, Any]]:
     """A request as this ledger takes it: an answer is the output item that was served."""
     return [
-        {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": message["content"]}]}
-        if message["role"] == "assistant"
-        else message
-        for message in said.request(turn)
+        output_item(message["content"]) if message["role"] == "assistant" else message for message in said.request(turn)
     ]
+
+
+def output_item(text: str) -> dict[str, Any]:
+    """What was served, as this ledger takes it."""
+    return {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": text}]}
 
 
 def _call_id(turn: int) -> str:
@@ -269,6 +276,18 @@ def ledger(seed: int, spec: Sequence[int], folder: Path) -> Found:
     }
 
 
+def growth(seed: int, spec: Sequence[int], folder: Path) -> Found:
+    """Microseconds of a turn, recorded and resolved."""
+    count, length, *turns = spec
+    work = conversations(count, turns=length, seed=seed)
+    recorded, resolved = asyncio.run(_ledger(FileLineageStore(folder), work, length))
+    return {
+        f"{measure} {turn}": (statistics.median(near := around(found, turn, count)) * 1e6, near)
+        for measure, found in (("record", recorded), ("resolve", resolved))
+        for turn in turns
+    }
+
+
 def held(seed: int, spec: Sequence[int], folder: Path) -> Found:
     """Bytes for each call that is recorded; as many are recorded before, for what is not by the call."""
     count, turns = spec
@@ -285,7 +304,7 @@ def held(seed: int, spec: Sequence[int], folder: Path) -> Found:
     return {"held": ((sizes[1] - sizes[0]) / (count * turns), [])}
 
 
-WORKS = {each.__name__: each for each in (stage, linearize, groups, ledger, held)}
+WORKS = {each.__name__: each for each in (stage, linearize, groups, ledger, growth, held)}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """A call through the gate with an engine that samples at once, beside a plain route that answers at once.
 
 Both are served by uvicorn in this process, and their agents, the same code, live in another. The plain route reads the
-body, appends it to a file with one sync in a thread, and answers with as many bytes in the same form.
+body, appends it to a file with one sync in a thread, and answers with as many bytes in the same form. NeMo-Gym's ledger
+and capture stand behind one route in a process of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bench.agents import Agent, Played, play
+from bench.gym import served
 from bench.measure import Sample, typical
 from bench.plan import Plan
 from bench.soak import Soak, soak
@@ -37,37 +41,54 @@ _TEXT = 31
 def rows(plan: Plan) -> list[Row]:
     """The rows of the gate."""
     alone, many, turns = plan.size.gate
-    ours_1, plain_1 = _pair(plan, alone, turns, 1)
-    ours, plain = _pair(plan, many, turns, _MANY)
+    ours_1, *others_1 = _contenders(plan, alone, turns, 1)
+    ours, *others = _contenders(plan, many, turns, _MANY)
 
-    def row(what: str, unit: str, pair: tuple[Contender, Contender], measure: str) -> Row:
-        return Row(work="gate", what=what, unit=unit, ours=Figure(pair[0], measure), floor=Figure(pair[1], measure))
+    def row(what: str, unit: str, ours: Contender, others: Sequence[Contender], measure: str) -> Row:
+        floor, *peers = (Figure(each, measure) for each in others)
+        return Row(work="gate", what=what, unit=unit, ours=Figure(ours, measure), floor=floor, peers=peers)
 
     return [
-        row("a call as its agent sees it, 1 in flight", "ms", (ours_1, plain_1), "call"),
-        row("overhead by the service's clock, 1 in flight", "ms", (ours_1, plain_1), "overhead"),
-        row(f"{_MANY} calls in flight", "calls/s", (ours, plain), "rate"),
+        row("a call as its agent sees it, 1 in flight", "ms", ours_1, others_1, "call"),
+        row("overhead by the service's clock, 1 in flight", "ms", ours_1, others_1, "overhead"),
+        row(f"{_MANY} calls in flight", "calls/s", ours, others, "rate"),
     ]
 
 
-def _pair(plan: Plan, rollouts: int, turns: int, in_flight: int) -> tuple[Contender, Contender]:
+def _contenders(plan: Plan, rollouts: int, turns: int, in_flight: int) -> list[Contender]:
+    """Ours, the floor, and NeMo-Gym where its environment is there."""
+
     def ours(folder: Path) -> dict[str, Sample]:
         found = soak(folder / "lake", rollouts=rollouts, turns=turns, in_flight=in_flight)
         if (found.calls, found.lost, found.duplicated, found.wrong_prefixes) != (rollouts * turns, 0, 0, 0):
             raise AssertionError(f"the gate lost or repeated a call: {_said(found)}")
         return _samples(found.latencies, found.overheads, found.seconds)
 
+    def played(url: str) -> Played:
+        agents: list[Agent] = [(f"soak{at}", f"{url}/ng-rollout/soak{at}/v1", "key") for at in range(rollouts)]
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(play, (agents, turns, in_flight))
+
     def plain(folder: Path) -> dict[str, Sample]:
         route = _Plain(folder / "bodies")
-        context = multiprocessing.get_context("spawn")
-        with closing(route), in_thread(route.app()) as (url, _), context.Pool(1) as pool:
-            agents: list[Agent] = [(f"soak{at}", f"{url}/ng-rollout/soak{at}/v1", "key") for at in range(rollouts)]
-            played: Played = pool.apply(play, (agents, turns, in_flight))
-        if len(route.handled) != rollouts * turns:
-            raise AssertionError(f"{len(route.handled)} of {rollouts * turns} calls were answered")
-        return _samples(played.latencies, route.handled, played.seconds)
+        with closing(route), in_thread(route.app()) as (url, _):
+            found = played(url)
+        return checked(found, route.handled)
 
-    return Contender(name="tokenlake", run=plan.fresh(ours)), Contender(name="FastAPI", run=plan.fresh(plain))
+    def peer(python: Path, folder: Path) -> dict[str, Sample]:
+        with served(python, folder) as (url, handled):
+            found = played(url)
+        return checked(found, handled)
+
+    def checked(found: Played, handled: list[float]) -> dict[str, Sample]:
+        if len(handled) != rollouts * turns:
+            raise AssertionError(f"{len(handled)} of {rollouts * turns} calls were answered")
+        return _samples(found.latencies, handled, found.seconds)
+
+    made = [Contender(name="tokenlake", run=plan.fresh(ours)), Contender(name="FastAPI", run=plan.fresh(plain))]
+    if plan.gym is not None:
+        made.append(Contender(name="NeMo-Gym", run=plan.fresh(partial(peer, plan.gym))))
+    return made
 
 
 def _samples(latencies: list[float], overheads: list[float], seconds: float) -> dict[str, Sample]:

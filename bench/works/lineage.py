@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import gate_lineage, history
-from bench.conversations import Conversation, conversations
-from bench.gate_lineage import Seconds
+from bench.conversations import Conversation, Seconds, around, conversations
 from bench.gym import gym
 from bench.measure import Sample, typical
 from bench.plan import Plan
@@ -19,6 +18,8 @@ __all__ = ["rows"]
 
 _SHORT, _LONGER = 2, 16
 """Turns whose cost is compared with that of a long conversation's last."""
+_LONG = 8
+"""Long conversations."""
 _HELD = 50
 """Conversations of the memory that is counted: `tracemalloc` makes everything slow."""
 
@@ -54,8 +55,8 @@ def _ours(folder: Path, work: Sequence[Conversation], turns: int) -> dict[str, S
 
 
 def _sqlite(folder: Path, work: Sequence[Conversation], turns: int) -> dict[str, Sample]:
-    record, resolve = history.play(folder, work, turns)
-    return {"record": _sample(record), "resolve": _sample(resolve)}
+    seconds = history.play(folder, work, turns)
+    return {"record": _sample(seconds.record), "resolve": _sample(seconds.resolve)}
 
 
 def _memory(plan: Plan, work: Sequence[Conversation], turns: int) -> Row:
@@ -79,21 +80,25 @@ def _figure(name: str, run: Callable[[], float]) -> Figure:
 
 def _growth(plan: Plan, long: int) -> list[Row]:
     """What a turn costs late in a conversation, beside what it costs at its beginning."""
-    work = conversations(8, turns=long, seed=plan.seed)
+    turns = (_SHORT, _LONGER, long)
+    work = conversations(_LONG, turns=long, seed=plan.seed)
 
-    def run(folder: Path) -> dict[str, Sample]:
-        seconds = gate_lineage.play(folder / "lake", work, long)
+    def near(seconds: Seconds) -> dict[str, Sample]:
         return {f"{measure} {turn}": _turn(seconds, measure, turn) for measure in _MEASURES for turn in turns}
 
-    turns = (_SHORT, _LONGER, long)
-    contender = Contender(name=f"turn {_SHORT}", run=plan.fresh(run))
+    ours = Contender(
+        name=f"turn {_SHORT}", run=plan.fresh(lambda folder: near(gate_lineage.play(folder / "lake", work, long)))
+    )
+    sqlite = Contender(name="SQLite", run=plan.fresh(lambda folder: near(history.play(folder, work, long))))
+    peer = gym(plan, "growth", _LONG, long, *turns)
     return [
         Row(
             work="W4",
             what=f"{what}, turn {turn}",
             unit="us",
-            ours=Figure(contender, f"{measure} {turn}"),
-            floor=Figure(contender, f"{measure} {_SHORT}"),
+            ours=Figure(ours, f"{measure} {turn}"),
+            floor=Figure(ours, f"{measure} {_SHORT}"),
+            peers=[Figure(sqlite, f"{measure} {turn}"), *(peer(f"{measure} {turn}") if measure != "look_up" else ())],
         )
         for measure, what in _MEASURES.items()
         for turn in turns[1:]
@@ -108,7 +113,6 @@ _MEASURES = {
 
 
 def _turn(seconds: Seconds, measure: str, turn: int) -> Sample:
-    """Of the calls around a turn of every conversation: microseconds."""
-    found: list[float] = getattr(seconds, measure)
-    near = found[(turn - 2) * 8 : (turn + 1) * 8]
-    return Sample(value=typical(near).value * 1e3)
+    """Microseconds."""
+    near = around(getattr(seconds, measure), turn, _LONG)
+    return Sample(value=typical(near).value * 1e3, latencies=near)

@@ -14,7 +14,7 @@ import pytest
 
 from bench import gate_lineage, history, opener, run
 from bench.agents import play
-from bench.conversations import Conversation, conversations
+from bench.conversations import Conversation, around, conversations
 from bench.gym import gym
 from bench.measure import Sample
 from bench.plan import QUICK, Plan
@@ -72,8 +72,14 @@ def test_a_conversation_grows_by_an_answer_and_a_question(tmp_path: Path) -> Non
 def test_the_gate_and_a_history_hash_resolve_every_request(tmp_path: Path) -> None:
     work = conversations(3, turns=4, seed=1)
     ours = gate_lineage.play(tmp_path / "lake", work, 4)
-    record, resolve = history.play(tmp_path, work, 4)
-    assert [len(each) for each in (ours.record, ours.resolve, ours.look_up, record, resolve)] == [12] * 5
+    for seconds in (ours, history.play(tmp_path, work, 4)):
+        assert [len(each) for each in (seconds.record, seconds.resolve, seconds.look_up)] == [12] * 3
+
+
+def test_a_turn_is_found_among_calls_that_were_made_turn_by_turn() -> None:
+    turns = [float(turn) for turn in range(1, 6) for _ in range(3)]
+    assert around(turns, 4, 3) == [3.0] * 3 + [4.0] * 3 + [5.0] * 3
+    assert around(turns, 5, 3) == [4.0] * 3 + [5.0] * 3
 
 
 class _Forgetful(Conversation):
