@@ -8,6 +8,7 @@ what there is; exit 1 with the first lines of each failure.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import random
@@ -112,6 +113,7 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=1440.0)
     arguments = parser.parse_args()
     began = time.monotonic()
+    logging.disable(logging.WARNING)  # a lake tells its operator what it met, which here is on purpose
     pa.array([0])  # imports pandas where it is installed: here once, instead of in every process of a trial
     base = Path(tempfile.mkdtemp(prefix="tokenlake-crash-", dir=PLACE if PLACE.is_dir() else None))
     try:
