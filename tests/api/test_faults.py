@@ -80,10 +80,10 @@ class Full:
         self.ledger, self.log, self.full = door.service.ledger, door.service.ledger._lineage, True
         self.ledger._lineage = self
 
-    def append_many(self, events: Any) -> Any:
+    def append_each(self, batches: Any) -> Any:
         if self.full:
             raise StorageFailed("the disk is full")
-        return self.log.append_many(events)
+        return self.log.append_each(batches)
 
 
 def test_what_lineage_can_say_nothing_of_is_not_answered_and_spoils_nothing(opened: Opener) -> None:
@@ -177,11 +177,11 @@ def held_back(door: Door, kind: str) -> Iterator[tuple[threading.Event, threadin
     log = door.service.ledger._lineage
 
     class Slow:
-        def append_many(self, events: Any) -> Any:
-            if events[0]["event_type"] == kind:
+        def append_each(self, batches: Any) -> Any:
+            if any(events[0]["event_type"] == kind for events in batches):
                 reached.set()
                 assert go_on.wait(30)
-            return log.append_many(events)
+            return log.append_each(batches)
 
     door.service.ledger._lineage = Slow()
     yield reached, go_on

@@ -91,6 +91,23 @@ def test_a_refused_event_keeps_nothing_and_harms_nobody(root: Path) -> None:
     assert lineage_loss(root) == []
 
 
+def test_batches_share_a_sync_and_a_refused_one_takes_no_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LineageLog(root, "gate", opening={"event_type": "lake_opened"})
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    good, two = [{"event_type": "policy_set"}], [{"event_type": "policy_set", "attempt": k} for k in range(2)]
+    wrong = [[{"event_type": "policy_set"}, {"event_type": "policy_set", **bad}] for bad in ({"odd": 1}, {"n": "x"})]
+    outcomes = log.append_each([good, wrong[0], two, wrong[1], [], good])
+    assert len(syncs) == 1
+    seqs = [outcome if isinstance(outcome, InvalidInput) else [e["event_seq"] for e in outcome] for outcome in outcomes]
+    assert [seqs[0], seqs[2], seqs[4], seqs[5]] == [[1], [2, 3], [], [4]]
+    assert all(isinstance(seqs[at], InvalidInput) for at in (1, 3))
+    monkeypatch.undo()
+    log.close()
+    assert lineage_loss(root) == []
+    assert [event["event_seq"] for event in LineageLog(root, "gate").events()] == [0, 1, 2, 3, 4]
+
+
 def test_threads_append_one_unbroken_chain(root: Path) -> None:
     log = LineageLog(root, "gate")
 

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tokenlake.api.control import Control
-from tokenlake.errors import Conflict
+from tokenlake.errors import Conflict, TokenlakeError
 
 __all__ = ["Ledger", "LineageWriter"]
+
+_Outcomes = list[list[dict[str, Any]] | TokenlakeError]
+_Waiting = tuple[Sequence[Mapping[str, Any]], asyncio.Future[None]]
 
 
 class LineageWriter(Protocol):
     """What is needed of a lake's lineage log: durable when it returns. Thread-safe."""
 
-    def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Write events durably, all or none, and return them with everything that was filled in."""
+    def append_each(self, batches: Sequence[Sequence[Mapping[str, Any]]]) -> _Outcomes:
+        """Write batches of events durably, each all or none.
+
+        Returns for each its events with everything that was filled in, or why they are not there.
+        """
         ...
 
 
 class Ledger:
-    """Appends events in a thread, then folds them on the event loop."""
+    """Appends events in a thread of its own, then folds them on the event loop.
+
+    What comes while the thread writes is written next, together: one sync, and one way to the thread and back.
+    """
 
     def __init__(self, lineage: LineageWriter, control: Control) -> None:
         self._lineage = lineage
         self._control = control
         self._committing: set[tuple[str, int, str]] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenlake-ledger")
+        self._writing = False
+        self._waiting: list[_Waiting] = []
 
     async def commit(self, event: dict[str, Any]) -> None:
         """Append the one `call_committed` of a call; the same record again, from a worker that repeats itself, is none.
@@ -50,8 +64,37 @@ class Ledger:
 
         Once begun it is not undone by cancellation: what is durable is also folded.
         """
-        await asyncio.shield(asyncio.ensure_future(self._append(events)))
+        loop = asyncio.get_running_loop()
+        told = loop.create_future()
+        self._waiting.append((events, told))
+        if not self._writing:
+            self._write(loop)
+        await told
 
-    async def _append(self, events: Sequence[dict[str, Any]]) -> None:
-        for event in await asyncio.to_thread(self._lineage.append_many, events):
-            self._control.apply(event)
+    def _write(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand everything that waits to the thread."""
+        batches, self._waiting = self._waiting, []
+        self._writing = bool(batches)
+        if not batches:
+            return
+
+        def written(done: Future[_Outcomes]) -> None:
+            # A loop that is closed has nobody left who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._written, loop, batches, done)
+
+        self._thread.submit(self._lineage.append_each, [events for events, _ in batches]).add_done_callback(written)
+
+    def _written(self, loop: asyncio.AbstractEventLoop, batches: Sequence[_Waiting], done: Future[_Outcomes]) -> None:
+        self._write(loop)
+        failed = done.exception()
+        outcomes = [failed] * len(batches) if failed is not None else done.result()
+        for (_, told), outcome in zip(batches, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                if not told.done():
+                    told.set_exception(outcome)
+                continue
+            for event in outcome:
+                self._control.apply(event)
+            if not told.done():
+                told.set_result(None)

@@ -11,11 +11,12 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenlake.clock import now_us
-from tokenlake.errors import DamagedLake, FormatError, StorageFailed, TokenlakeError
+from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed, TokenlakeError
 from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.deltas import check_writer_name
 from tokenlake.store.digest import ZERO_HASH, event_hash
@@ -44,6 +45,7 @@ LINEAGE_MAX_BYTES = 16 << 20
 """Of a segment: a kill leaves one that was not sealed, which the index takes in anew, in about a second."""
 
 _Events = list[dict[str, Any]]
+_Outcome = _Events | TokenlakeError
 _HASHES = ("prev_hash", "event_hash")
 
 
@@ -191,7 +193,7 @@ class LineageLog:
             self._lock.release()
             raise
         self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
-        self._commit: GroupCommit[_Events, _Events] = GroupCommit(self._flush)
+        self._commit: GroupCommit[list[_Outcome], list[_Outcome]] = GroupCommit(self._flush)
         self._opening = None if opening is None else event_columns(opening)
         self._closed = False
         self._anchor_once()
@@ -205,13 +207,23 @@ class LineageLog:
 
     def append_many(self, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Write events durably, all or none, and return them as `append` does."""
+        (outcome,) = self.append_each([events])
+        if isinstance(outcome, TokenlakeError):
+            raise outcome
+        return outcome
+
+    def append_each(
+        self, batches: Sequence[Sequence[Mapping[str, Any]]]
+    ) -> list[list[dict[str, Any]] | TokenlakeError]:
+        """Write batches of events with one sync: each all or none, and for each its events, or why they are not there.
+
+        Raises what concerns all of them.
+        """
         if self._closed:
             raise TokenlakeError(f"{self._what} is closed: open it again")
         check_process(self._pid, self._what)
-        if not events:
-            return []
         self._space.for_events()
-        return self._commit.submit([event_columns(event) for event in events])
+        return self._commit.submit([_known(events) for events in batches])
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every durable event of this log in order, for a fold; non-NULL columns only, times in microseconds."""
@@ -287,41 +299,51 @@ class LineageLog:
             )
         return seq, at, head
 
-    def _flush(self, tickets: list[Ticket[_Events, _Events]]) -> None:
+    def _flush(self, tickets: list[Ticket[list[_Outcome], list[_Outcome]]]) -> None:
         lost = self._lock.lost()
         if lost is not None:
             for ticket in tickets:
                 ticket.error = lost
             return
+        batches = [batch for ticket in tickets for batch in ticket.item]
         if self._opening is None:
-            self._write(tickets)
-            return
-        first: Ticket[_Events, _Events] = Ticket([self._opening])
-        self._write([first, *tickets])
-        if first.result is not None:
-            self._opening = None
+            outcomes = self._write(batches)
+        else:
+            first, *outcomes = self._write([[self._opening], *batches])
+            if not isinstance(first, TokenlakeError):
+                self._opening = None
+        given = iter(outcomes)
+        for ticket in tickets:
+            ticket.result = list(islice(given, len(ticket.item)))
 
-    def _write(self, tickets: list[Ticket[_Events, _Events]]) -> None:
+    def _write(self, batches: list[_Outcome]) -> list[_Outcome]:
+        """What becomes of each batch; one that is refused takes no part."""
         seq, at, head = self._end
-        ready: list[tuple[Ticket[_Events, _Events], _Events]] = []
+        outcomes: list[_Outcome] = []
         messages: list[Message] = []
         heads: list[tuple[int, int, bytes]] = []
-        for ticket in tickets:
+        for batch in batches:
+            outcomes.append(batch)
+            if isinstance(batch, TokenlakeError) or not batch:
+                continue
             try:
-                events, after = self._chain(ticket.item, seq, at, head)
-                messages.append((encode_events(events), 0))
+                outcomes[-1], after = self._chain(batch, seq, at, head)
+                messages.append((encode_events(outcomes[-1]), 0))
             except TokenlakeError as error:
-                ticket.error = error
+                outcomes[-1] = error
                 continue
             seq, at, head = after
-            ready.append((ticket, events))
             heads.append(after)
-        for (ticket, events), after, outcome in zip(ready, heads, self._segments.append(messages), strict=True):
-            if isinstance(outcome, StorageFailed):
-                ticket.error = outcome
+        written = zip(heads, self._segments.append(messages), strict=True)
+        for place, outcome in enumerate(outcomes):
+            if isinstance(outcome, TokenlakeError) or not outcome:
+                continue
+            after, done = next(written)
+            if isinstance(done, StorageFailed):
+                outcomes[place] = done
             else:
                 self._end = after
-                ticket.result = events
+        return outcomes
 
     def _chain(self, given: _Events, seq: int, at: int, head: bytes) -> tuple[_Events, tuple[int, int, bytes]]:
         """Fill in what the log itself knows."""
@@ -341,3 +363,11 @@ class LineageLog:
             event["event_hash"] = head
             events.append(event)
         return events, (seq, at, head)
+
+
+def _known(events: Sequence[Mapping[str, Any]]) -> _Outcome:
+    """Events with the columns that they fill, or why they are none."""
+    try:
+        return [event_columns(event) for event in events]
+    except InvalidInput as error:
+        return error
