@@ -73,7 +73,7 @@ class Reads:
         return one_by_one(self._sqlite_one, self._order)
 
     def places_one(self) -> Timing:
-        """What the gate does for a prefix that is not in its cache: `read_delta` at the places of lineage."""
+        """What the gate does for a prefix that is not in its cache: `read_deltas` at the places of lineage."""
         return one_by_one(self._places_one, self._order)
 
     def query_one(self) -> Timing:
@@ -107,7 +107,7 @@ class Reads:
         return len([_views(row) for row in self._database.execute(_ONE, (rollout_id,))])
 
     def _places_one(self, rollout_id: str) -> int:
-        deltas = [self._lake.read_delta(place) for place in self._places[rollout_id]]
+        deltas = self._lake.read_deltas(self._places[rollout_id])
         return len([_views((delta.token_ids, delta.token_mask, delta.logprobs)) for delta in deltas])
 
     def _query_one(self, rollout_id: str) -> int:

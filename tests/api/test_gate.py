@@ -253,10 +253,10 @@ def test_a_damaged_prefix_is_not_served(opened: Opener) -> None:
         (rollout,) = door.register()
         agent = door.agent(rollout)
         first = ask(agent, [U5])
-        read = door.service.lake.read_delta
-        door.service.lake.read_delta = lambda place: replace(read(place), token_ids=bytes(32))
+        read = door.service.lake.read_deltas
+        door.service.lake.read_deltas = lambda places: [replace(each, token_ids=bytes(32)) for each in read(places)]
         ask(agent, [U5, echo(first), U6])
-        del door.service.lake.read_delta
+        del door.service.lake.read_deltas
         assert door.events("call_committed")[1]["reason"] == "prefix_unavailable"
 
 

@@ -142,14 +142,14 @@ def test_a_parent_that_cannot_be_read_there_is_a_root_with_its_cause(door: Door,
     agent = door.agent(rollout)
     before = ask(agent, [U5])
     stub.prompter._prefixes._held.clear()
-    stub.prompter._prefixes._reader = type("Gone", (), {"read_delta": staticmethod(_nothing)})()
+    stub.prompter._prefixes._reader = type("Gone", (), {"read_deltas": staticmethod(_nothing)})()
     ask(agent, [U5, echo(before), U6])
     assert [(e["mode"], e["reason"]) for e in door.events("call_committed")] == [
         ("text", "no_history"), ("text", "prefix_unavailable"),
     ]  # fmt: skip
 
 
-def _nothing(place: Any) -> Any:
+def _nothing(places: Any) -> Any:
     raise NotFound("nothing there")
 
 

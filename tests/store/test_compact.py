@@ -1,5 +1,6 @@
 """Compaction: fewer and larger batches, the same answers for everyone, whatever interrupts it."""
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import duckdb
 import pyarrow.ipc as ipc
 import pytest
 
-from tokenlake.errors import Conflict, LakeLocked, StorageFailed
+from tokenlake.errors import Conflict, LakeLocked, NotFound, StorageFailed
 from tokenlake.store import compact
 from tokenlake.store.backup import back_up
 from tokenlake.store.compact import Compaction
@@ -140,6 +141,22 @@ def test_a_place_that_lineage_names_is_read_after_compaction(lake: OwnedLake, ma
         moved = writer.find(f"g{i % 2}_g{i // 2 % 2}", 0, f"c{i:04d}")
         assert moved is not None
         assert moved[0].writer == "_compacted"
+
+
+def test_places_are_read_at_once_in_their_order(lake: OwnedLake, make_delta: Make) -> None:
+    fill(lake, make_delta, calls=8)
+    old = [found[0] for i in range(8) if (found := lake.find_delta(f"g{i % 2}_g{i // 2 % 2}", 0, f"c{i:04d}"))]
+    with Lake(lake.path) as reader:
+        lake.compact()
+        fill(lake, make_delta, calls=2, first=8)
+        new = [found[0] for i in range(8, 10) if (found := lake.find_delta(f"g{i % 2}_g0", 0, f"c{i:04d}"))]
+        places = [new[1], *old[::-1], new[0]]
+        wanted = ["c0009", *(f"c{i:04d}" for i in range(7, -1, -1)), "c0008"]
+        for either in (lake, reader):
+            assert [delta.call_id for delta in either.read_deltas(places)] == wanted
+            assert either.read_deltas([]) == []
+            with pytest.raises(NotFound, match="no readable delta at byte 0 of deltas/w0"):
+                either.read_deltas([*places, dataclasses.replace(new[0], byte_offset=0)])
 
 
 def test_a_key_that_was_compacted_is_still_taken(lake: OwnedLake, make_delta: Make) -> None:

@@ -8,6 +8,7 @@ takes its parent's place, so a conversation of many turns is held once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Protocol
 
@@ -22,8 +23,8 @@ __all__ = ["DeltaReader", "Prefixes"]
 class DeltaReader(Protocol):
     """What is needed of a lake: point reads. Thread-safe."""
 
-    def read_delta(self, place: Place) -> Delta:
-        """The record at a place; raises `NotFound` where nothing readable is."""
+    def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
+        """The records at places; raises `NotFound` for one where nothing readable is."""
         ...
 
 
@@ -67,23 +68,25 @@ class Prefixes:
             missing.append(step)
             step = step.parent
         if missing:
-            sequence = b"".join([sequence, *map(self._read, reversed(missing))])
+            sequence = b"".join([sequence, *self._read(missing[::-1])])
             if len(sequence) != 4 * node.cum_len:
                 raise _damaged(node)
             with self._lock:
                 self._keep(node.chain_hash, sequence)
         return sequence
 
-    def _read(self, node: Node) -> bytes:
-        if node.place is None:
-            raise _damaged(node)
-        delta = self._reader.read_delta(node.place)
-        ids = bytes(delta.token_ids or b"")
-        parent = None if node.parent is None else node.parent.chain_hash
-        if chain_hash(parent, ArrayBytes(len(ids) // 4, ids)) != node.chain_hash:
-            raise _damaged(node)
-        self.reads += 1
-        return ids
+    def _read(self, nodes: Sequence[Node]) -> Iterator[bytes]:
+        """What each call adds, read from the lake in one go."""
+        places = [node.place for node in nodes if node.place is not None]
+        if len(places) < len(nodes):
+            raise _damaged(next(node for node in nodes if node.place is None))
+        for node, delta in zip(nodes, self._reader.read_deltas(places), strict=True):
+            ids = bytes(delta.token_ids or b"")
+            parent = None if node.parent is None else node.parent.chain_hash
+            if chain_hash(parent, ArrayBytes(len(ids) // 4, ids)) != node.chain_hash:
+                raise _damaged(node)
+            self.reads += 1
+            yield ids
 
     def _keep(self, key: bytes, sequence: bytes) -> None:
         self._drop(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenlake.errors import NotFound
@@ -25,15 +26,15 @@ class SharedDeltas:
         self._lake: Lake | None = None
         self._lock = threading.Lock()
 
-    def read_delta(self, place: Place) -> Delta:
-        """The record that was staged at a place; raises `NotFound` where nothing readable is."""
+    def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
+        """The records that were staged at places; raises `NotFound` where nothing readable is."""
         try:
-            return self._writer.read(place)
+            return self._writer.read_all(places)
         except NotFound:
             with self._lock:
                 if self._lake is None:
                     self._lake = Lake(self._root)
-                return self._lake.read_delta(place)
+                return self._lake.read_deltas(places)
 
     def close(self) -> None:
         """Let go of the index, where there is one."""

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.lock import DirectoryLock, check_process
-from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.records import DeltaKey, delta_at, delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import DELTA
@@ -36,7 +36,7 @@ from tokenlake.store.segment import (
 from tokenlake.store.space import FreeSpace
 from tokenlake.store.walk import walk
 
-__all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "read_place", "segment_name"]
+__all__ = ["COMPACTED", "DeltaWriter", "check_writer_name", "read_places", "segment_name"]
 
 COMPACTED = "_compacted"
 """The folder of segments that compaction wrote; no writer can have this name."""
@@ -60,18 +60,24 @@ def segment_name(place: Place) -> str:
     return f"deltas/{place.writer}/{place.segment:06d}.arrow"
 
 
-def read_place(maps: SegmentMaps, place: Place) -> Delta:
-    """The record at a place. Raises `NotFound` where nothing readable is."""
-    end = place.byte_offset + place.byte_length
-    mapped = maps.get(segment_name(place), end)
-    found = None
-    if mapped is not None and mapped.schema is not None and end <= len(mapped.view):
-        found = delta_at(mapped.view, place.byte_offset, end, place.batch_row, mapped.schema)
-    if found is None:
-        raise NotFound(
-            f"no readable delta at byte {place.byte_offset} of {segment_name(place)}: run `tokenlake audit`",
-            **dataclasses.asdict(place),
-        )
+def read_places(maps: SegmentMaps, places: Iterable[Place]) -> list[Delta]:
+    """The records at places; each segment is looked at once. Raises `NotFound` for one where nothing readable is."""
+    opened: dict[str, Mapped | None] = {}
+    found: list[Delta] = []
+    for place in places:
+        name, end = segment_name(place), place.byte_offset + place.byte_length
+        mapped = opened.get(name)
+        if mapped is None or end > len(mapped.view):
+            mapped = opened[name] = maps.get(name, end)
+        delta = None
+        if mapped is not None and mapped.schema is not None and end <= len(mapped.view):
+            delta = delta_at(mapped.view, place.byte_offset, end, place.batch_row, mapped.schema)
+        if delta is None:
+            raise NotFound(
+                f"no readable delta at byte {place.byte_offset} of {name}: run `tokenlake audit`",
+                **dataclasses.asdict(place),
+            )
+        found.append(delta)
     return found
 
 
@@ -144,7 +150,11 @@ class DeltaWriter:
 
     def read(self, place: Place) -> Delta:
         """The record at a place of any writer of this lake. Raises `NotFound`."""
-        return read_place(self._maps, place)
+        return self.read_all([place])[0]
+
+    def read_all(self, places: Iterable[Place]) -> list[Delta]:
+        """The records at several places. Raises `NotFound`."""
+        return read_places(self._maps, places)
 
     def find(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
         """(place, digest) of a record of this writer, or None."""

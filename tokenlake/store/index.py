@@ -19,9 +19,10 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake import sql
+from tokenlake.errors import NotFound
 from tokenlake.store import functions, guard, views
 from tokenlake.store.delta import Delta, DeltaId, Place
-from tokenlake.store.deltas import read_place, segment_name
+from tokenlake.store.deltas import read_places, segment_name
 from tokenlake.store.fetch import Fetcher
 from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
@@ -136,19 +137,29 @@ class Index:
             if segment[0] == "deltas":
                 self.maps.get(segment_path(segment))
 
-    def read_delta(self, place: Place) -> Delta:
-        """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
-        if not (self.root / segment_name(place)).exists():
-            self.refresh()
+    def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
+        """The records that were staged at places, also where compaction has moved them. Raises `NotFound`."""
+        try:
+            return read_places(self.maps, places)
+        except NotFound:
+            gone = {name for name in map(segment_name, places) if not self._there(name)}
+            if not gone:
+                raise
+        self.refresh()
+        return read_places(self.maps, [self._now_at(each) if segment_name(each) in gone else each for each in places])
+
+    def _now_at(self, place: Place) -> Place:
+        """Where a record lies now whose segment was compacted; the same place where nobody knows."""
+        con = self.cursor(query="")
+        try:
             known = (place.writer, place.segment, place.byte_offset, place.batch_row)
-            con = self.cursor(query="")
-            try:
-                moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
-            finally:
-                con.close()
-            if moved is not None:
-                place = Place(**dict(zip(PLACE.names, moved, strict=True)))
-        return read_place(self.maps, place)
+            moved = con.execute(sql.read("index/moved_delta"), known).fetchone()
+        finally:
+            con.close()
+        return place if moved is None else Place(**dict(zip(PLACE.names, moved, strict=True)))
+
+    def _there(self, name: str) -> bool:
+        return (self.root / name).exists()
 
     def find_delta(self, key: DeltaId) -> tuple[Place, bytes] | None:
         """(place, digest) of the record with this key, the last copy of it; None where the index knows none."""
@@ -167,10 +178,10 @@ class Index:
 
         It was compacted since the last refresh; or before, and the query knows places from before that refresh.
         """
-        if (self.root / name).exists():
+        if self._there(name):
             return None
         place = self._compacted.get(key)
-        if place is None or not (self.root / segment_name(place)).exists():
+        if place is None or not self._there(segment_name(place)):
             self._compacted = compacted_places(self.root, self.maps, self._scanned)
             place = self._compacted.get(key)
         if place is None:

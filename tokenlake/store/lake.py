@@ -160,13 +160,17 @@ class OwnedLake:
 
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
+        return self.read_deltas([place])[0]
+
+    def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
+        """The records at several places, as `read_delta`: each segment is looked at once. Raises `NotFound`."""
         self._check()
         index = self._index
         try:
-            return index.read_delta(place)
+            return index.read_deltas(places)
         except duckdb.Error as error:
             self._go_on_in_memory(index, error)
-            return self._index.read_delta(place)
+            return self._index.read_deltas(places)
 
     def find_delta(self, rollout_id: str, attempt: int, call_id: str) -> tuple[Place, bytes] | None:
         """(place, digest) of the delta with this key, of any writer, or None."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,8 +25,10 @@ __all__ = ["Layout", "Tail"]
 
 _Buffer = bytes | bytearray | memoryview
 _PAD = tuple(bytes(-n % 8) for n in range(8))
-_flags = struct.Struct("<B7xii").pack
-_OFFSETS = struct.Struct("<ii")
+_FLAGS = struct.Struct("<B7xii")
+_flags, _unpack_flags = _FLAGS.pack, _FLAGS.unpack_from
+"""Validity and both offsets of a tail's only row."""
+
 _MAX_SHAPES = 4096
 _MAX_BODY = 1 << 31
 _WIDTHS = {pa.int32(): 4, pa.uint8(): 1, pa.float32(): 4}
@@ -118,7 +120,9 @@ class Layout:
         meta = bytearray(self._template)
         self._head_nodes.pack_into(meta, self._nodes_at, *made.nodes)
         self._head_buffers.pack_into(meta, self._buffers_at, *made.buffers)
-        shape = Shape(bytes(meta), made.size, made.pack.pack, made.unpack.unpack_from, made.nulls, made.slots)
+        absent = tuple(number for number, null in enumerate(made.nulls) if null)
+        pack, unpack = made.pack.pack, made.unpack.unpack_from
+        shape = Shape(bytes(meta), made.size, pack, unpack, made.nulls, absent, made.slots)
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
             self._by_meta.clear()
@@ -137,22 +141,23 @@ class Layout:
         found = self._head(data, start, end)
         if found is None:
             return None
-        shape, meta, view = found
-        tails = self._read_tails(meta, view, len(view))
-        return None if tails is None else (shape, shape.unpack(view), tails)
+        shape, meta, length = found
+        body = start + self.meta_size
+        tails = self._read_tails(meta, memoryview(data)[body : body + length], length)
+        return None if tails is None else (shape, shape.unpack(data, body), tails)
 
     def decode_head(self, data: _Buffer, start: int, end: int) -> tuple[Any, ...] | None:
         """The values alone, as `decode` gives them, at half the cost."""
         found = self._head(data, start, end)
-        return None if found is None else found[0].unpack(found[2])
+        return None if found is None else found[0].unpack(data, start + self.meta_size)
 
     def shape_at(self, view: memoryview, start: int) -> Shape | None:
         """The shape of the message at `start`, whose metadata is there whole; None: not one that `assemble` wrote."""
         shape = self._by_meta.get(b"".join([view[start + a : start + b] for a, b in self._fixed]))
         return shape or self._recognize(bytes(view[start : start + self.meta_size]))
 
-    def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, memoryview] | None:
-        """(shape, metadata, body) of a message of a known shape."""
+    def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, int] | None:
+        """(shape, metadata, bytes of the body) of a message of a known shape."""
         body = start + self.meta_size
         if body > end:
             return None
@@ -163,7 +168,7 @@ class Layout:
         length = self._body_length.unpack_from(meta, self.length_at)[0]
         if length < shape.size or body + length > end:
             return None
-        return shape, meta, memoryview(data)[body : body + length]
+        return shape, meta, length
 
     def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
         numbers = self._tail_buffers.unpack_from(meta, self.tail_buffers_at)
@@ -171,25 +176,26 @@ class Layout:
             return None
         tails: list[Any] = []
         at = 0
-        for tail in self.tails:
-            valid_at, _, offsets_at, _ = numbers[at : at + 4]
-            data_at, size = numbers[at + 4 : at + 6] if tail.width == 0 else numbers[at + 6 : at + 8]
+        for width in self._tail_widths:
+            if width == 0:
+                valid_at, _, offsets_at, _, data_at, size = numbers[at : at + 6]
+                bits_at = bits = 0
+                at += 6
+            else:
+                valid_at, _, offsets_at, _, bits_at, bits, data_at, size = numbers[at : at + 8]
+                at += 8
             if offsets_at != valid_at + 8 or offsets_at + 8 > length or data_at + size > length:
                 return None
-            present = cast("int", view[valid_at])
-            count = size // (tail.width or 1)
-            if _OFFSETS.unpack_from(view, offsets_at) != (0, count) or present > 1:
+            present, first, last = _unpack_flags(view, valid_at)
+            if present > 1 or first != 0 or last * (width or 1) != size:
                 return None
-            if tail.width == 0:
+            if bits_at + bits > length or (bits and bits * 8 < last):
+                return None
+            if width == 0:
                 tails.append(view[data_at : data_at + size] if present else None)
-                at += 6
                 continue
-            bits_at, bits = numbers[at + 4 : at + 6]
-            if size % tail.width or bits_at + bits > length or (bits and bits * 8 < count):
-                return None
             valid = view[bits_at : bits_at + bits] if bits else None
             tails.append((view[data_at : data_at + size], valid) if present else None)
-            at += 8
         return tails
 
     def _recognize(self, meta: bytes) -> Shape | None:
@@ -212,10 +218,11 @@ def _between(cuts: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
     """The stretches of 0..end that no cut covers."""
     kept: list[tuple[int, int]] = []
     at = 0
-    for start, size in cuts:
-        kept.append((at, start))
+    for start, size in [*cuts, (end, 0)]:
+        if start > at:
+            kept.append((at, start))
         at = start + size
-    return [*kept, (at, end)]
+    return kept
 
 
 def _put_tail(width: int, value: Any, position: int, parts: list[_Buffer], nodes: list[int], buffers: list[int]) -> int:

@@ -66,7 +66,11 @@ class Lake:
 
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""
-        return self._index(locked=False).read_delta(place)
+        return self.read_deltas([place])[0]
+
+    def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
+        """The records at several places, as `read_delta`: each segment is looked at once. Raises `NotFound`."""
+        return self._index(locked=False).read_deltas(places)
 
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""

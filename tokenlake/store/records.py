@@ -86,16 +86,18 @@ def delta_at(view: memoryview, start: int, end: int, row: int, schema: pa.Schema
             return None
         return _from_batch(conform(batch, DELTA).slice(row, 1))
     shape, raw, tails = decoded
-    values: list[Any] = [None if null else value for value, null in zip(raw, shape.nulls, strict=True)]
+    values: list[Any] = list(raw)
+    for absent in shape.absent:
+        values[absent] = None
     try:
-        texts = [value.decode() if value is not None else None for value in values[14:21]]
+        texts = [None if value is None else value.decode() for value in values[14:21]]
         extras = None if tails[0] is None else bytes(tails[0]).decode()
         spans = None if values[21] is None else spans_of(values[21])
         segments = None if values[22] is None else segments_of(values[22])
     except (UnicodeDecodeError, struct.error):
         return None
     mode, rollout, call, parent, root, way, finish = cast("list[Any]", texts)
-    ids, mask, logprobs = (None if tail is None else bytes(tail[0]) for tail in tails[1:])
+    ids, mask, logprobs = [None if tail is None else bytes(tail[0]) for tail in tails[1:]]
     nulls = () if logprobs is None else logprob_nulls(tails[3][1], len(logprobs) // 4)
     return Delta(
         schema_version=values[0],

@@ -60,6 +60,8 @@ class Shape:
     unpack: Any
     nulls: tuple[bool, ...]
     """One for each leaf but structs."""
+    absent: tuple[int, ...]
+    """The numbers of those that are NULL."""
     slots: tuple[tuple[int, int], ...]
     """(offset in the body, bytes) of the value of each leaf but structs."""
 

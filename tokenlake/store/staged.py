@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenlake.errors import NotFound
 from tokenlake.store.delta import Delta, Place
-from tokenlake.store.deltas import COMPACTED, read_place, segment_name
+from tokenlake.store.deltas import COMPACTED, read_places, segment_name
 from tokenlake.store.format import read_lake
 from tokenlake.store.intake import Scanned, new_deltas
 from tokenlake.store.maps import SegmentMaps
@@ -44,7 +44,9 @@ class StagedDeltas:
             self._refresh()
             found = self._rollouts.get(rollout_id, {})
             keys = sorted(key for key in found if key[0] == attempt)
-            return [(digest, read_place(self._maps, place)) for key in keys for digest, place in found[key]]
+            copies = [copy for key in keys for copy in found[key]]
+            deltas = read_places(self._maps, (place for _, place in copies))
+            return [(digest, delta) for (digest, _), delta in zip(copies, deltas, strict=True)]
 
     def find(self, rollout_id: str, attempt: int, call_id: str) -> Delta | None:
         """The record of a call, or None. Raises `NotFound` where it was staged with different contents."""
@@ -56,7 +58,7 @@ class StagedDeltas:
                 copies = self._rollouts.get(rollout_id, {}).get(key, [])
             if len(copies) > 1:
                 raise NotFound(f"call {call_id} of rollout {rollout_id} was staged twice, with different contents")
-            return read_place(self._maps, copies[0][1]) if copies else None
+            return read_places(self._maps, [copies[0][1]])[0] if copies else None
 
     def close(self) -> None:
         """Let go of the maps."""
