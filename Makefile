@@ -7,7 +7,7 @@ EXTRAS := demo,dev,serve,torch
 # The release the embedded engine is tested with. pip's own settings choose between its CPU and GPU builds.
 TORCH := torch==2.13.0
 JOBS ?= 2
-PEERS ?= 1
+PEERS ?= nemo-gym
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
@@ -15,7 +15,12 @@ STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo '$(EXTRAS) $(TORCH)';
 RAY_STAMP := $(STAMP)-ray
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.ready-$(shell cat pyproject.toml tests/vllm/requirements.txt | cksum | tr -s ' ' -)
-PEERS_STAMP := .bench/nemo-gym/.ready-$(shell cksum < pyproject.toml | tr -s ' ' -)
+LANCE := pylance==14.0.2 pyarrow==26.0.1 numpy==2.4.6
+TRANSFERQUEUE := transferqueue==0.1.11 ray==2.60.0 tensordict==0.15.3 numpy==2.4.6 $(TORCH)
+# Of every peer that PEERS may name.
+STAMP_nemo-gym := .bench/nemo-gym/.ready-$(shell cksum < pyproject.toml | tr -s ' ' -)
+STAMP_lance := .bench/lance/.ready-$(shell echo '$(LANCE)' | cksum | tr -s ' ' -)
+STAMP_transferqueue := .bench/transferqueue/.ready-$(shell echo '$(TRANSFERQUEUE)' | cksum | tr -s ' ' -)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo train test test-vllm test-ray test-gym test-s3 crash lint format bench clean
@@ -63,7 +68,7 @@ $(RAY_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[ray]"
 	@touch $@
 
-test-gym: $(PEERS_STAMP) ## NeMo-Gym's conformance kit and its protocols over a lake
+test-gym: $(STAMP_nemo-gym) ## NeMo-Gym's conformance kit and its protocols over a lake
 	@.bench/nemo-gym/bin/python -m pytest tests/ingest/nemo_gym $(ARGS)
 
 test-s3: $(STAMP) .bench/moto/.ready ## ready rows on a server that speaks S3: 300 MB once, then half a minute
@@ -90,14 +95,22 @@ format: $(STAMP) ## rewrite what lint would complain about, where a tool can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/sqlfluff fix --quiet --processes $(JOBS) tokenlake/sql
 
-bench: $(STAMP) $(if $(PEERS),$(PEERS_STAMP)) ## one table of ratios: ours, floors, peers (PEERS= leaves NeMo-Gym out; ARGS="--quick")
-	@$(BIN)/python -m bench.run $(if $(PEERS),--nemo-gym .bench/nemo-gym/bin/python) $(ARGS)
+bench: $(STAMP) $(foreach peer,$(PEERS),$(STAMP_$(peer))) ## one table of ratios: ours, floors, peers (PEERS="nemo-gym lance transferqueue"; ARGS="--quick")
+	@$(BIN)/python -m bench.run $(foreach peer,$(PEERS),--peer $(peer)=.bench/$(peer)/bin/python) $(ARGS)
 
 # NeMo-Gym's token_id_capture needs pydantic and orjson only, its route of the bench FastAPI; its package asks for a hundred more.
-$(PEERS_STAMP): $(STAMP)
+$(STAMP_nemo-gym): $(STAMP)
 	@$(PYTHON) -m venv .bench/nemo-gym
 	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check orjson pydantic pytest --editable ".[serve]"
 	@.bench/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.7.0
+	@touch $@
+
+$(STAMP_lance): PACKAGES := $(LANCE)
+$(STAMP_transferqueue): PACKAGES := $(TRANSFERQUEUE)
+$(STAMP_lance) $(STAMP_transferqueue):
+	@echo "setting up $(@D): a few minutes, once" >&2
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
 clean: ## forget everything that can be made again

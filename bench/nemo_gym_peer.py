@@ -1,7 +1,6 @@
 """NeMo-Gym's own capture, ledger and verifier on the same workloads; runs in an environment of its own.
 
-It reads `python -m bench.nemo_gym_peer WORK SEED SPEC... FOLDER` and prints one JSON line: by what is measured, a value
-in the unit of its row, and the seconds of each unit.
+The works that it answers for, with what each is told about how much there is to do:
 
 - `stage` (rollouts, calls, tokens): `RolloutTokenCapture` into a sink that appends one JSON line and syncs it, the
   least that its `StagingSink` protocol allows; then the same with a row in `FileLineageStore`, which its gate adds.
@@ -17,10 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import os
-import statistics
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -37,13 +33,13 @@ from nemo_gym.token_id_capture.staging import (
     verify_and_linearize,
 )
 
+from bench.answer import Found, answer
 from bench.conversations import DELTA, Conversation, around, conversations
-from bench.measure import Timing, one_by_one
+from bench.measure import Sample, one_by_one, rate, typical
 from bench.workload import Call, Rollout, rollouts
 
 __all__ = ["JsonLines", "ledger_record", "output_item"]
 
-Found = dict[str, tuple[float, list[float]]]
 _DIGEST = "a" * 64
 
 
@@ -133,11 +129,6 @@ def ledger_record(coords: Any) -> CallRecord:
     )
 
 
-def _rate(timing: Timing, scale: float = 1.0) -> tuple[float, list[float]]:
-    start, end, latencies = timing
-    return len(latencies) * scale / (end - start), latencies
-
-
 def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:
     """Calls a second, each durable."""
     count, calls, delta = spec
@@ -158,7 +149,7 @@ def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:
 
     committed = one_by_one(commit, capturing.inputs)
     sink.close()
-    return {"stage": _rate(staged), "commit": _rate(committed)}
+    return {"stage": rate(staged, count * calls), "commit": rate(committed, count * calls)}
 
 
 def _verifying(seed: int, count: int, calls: int, delta: int) -> list[Callable[[], Any]]:
@@ -187,8 +178,9 @@ def _verifying(seed: int, count: int, calls: int, delta: int) -> list[Callable[[
 
 def linearize(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written
     """Millions of tokens a second."""
-    _, calls, delta = spec
-    return {"linearize": _rate(one_by_one(lambda job: job(), _verifying(seed, *spec)), calls * delta / 1e6)}
+    count, calls, delta = spec
+    timing = one_by_one(lambda job: job(), _verifying(seed, count, calls, delta))
+    return {"linearize": rate(timing, count * calls * delta / 1e6)}
 
 
 def groups(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written
@@ -196,8 +188,7 @@ def groups(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG0
     count, size, calls, delta = spec
     jobs = iter(_verifying(seed, count * size, calls, delta))
     batches = [list(itertools.islice(jobs, size)) for _ in range(count)]
-    latencies = one_by_one(lambda batch: [job() for job in batch], batches)[2]
-    return {"group": (statistics.median(latencies) * 1e3, latencies)}
+    return {"group": typical(one_by_one(lambda batch: [job() for job in batch], batches)[2])}
 
 
 def _commit(said: Conversation, turn: int, chain: Sequence[Any] | None, rollout_id: str) -> CaptureLedgerCommit:
@@ -271,8 +262,8 @@ def ledger(seed: int, spec: Sequence[int], folder: Path) -> Found:
     work = conversations(count, turns=turns, seed=seed)
     recorded, resolved = asyncio.run(_ledger(FileLineageStore(folder), work, turns))
     return {
-        "record": (len(recorded) / sum(recorded), recorded),
-        "resolve": (len(resolved) / sum(resolved), resolved),
+        measure: Sample(value=len(seconds) / sum(seconds), latencies=seconds)
+        for measure, seconds in (("record", recorded), ("resolve", resolved))
     }
 
 
@@ -282,7 +273,7 @@ def growth(seed: int, spec: Sequence[int], folder: Path) -> Found:
     work = conversations(count, turns=length, seed=seed)
     recorded, resolved = asyncio.run(_ledger(FileLineageStore(folder), work, length))
     return {
-        f"{measure} {turn}": (statistics.median(near := around(found, turn, count)) * 1e6, near)
+        f"{measure} {turn}": Sample(value=typical(near := around(found, turn, count)).value * 1e3, latencies=near)
         for measure, found in (("record", recorded), ("resolve", resolved))
         for turn in turns
     }
@@ -301,17 +292,8 @@ def held(seed: int, spec: Sequence[int], folder: Path) -> Found:
                 store._resolve(said.rollout_id, _items(said, turn + 1))  # noqa: SLF001
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
-    return {"held": ((sizes[1] - sizes[0]) / (count * turns), [])}
-
-
-WORKS = {each.__name__: each for each in (stage, linearize, groups, ledger, growth, held)}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Do one work; print what it measured."""
-    work, seed, *spec, folder = arguments
-    print(json.dumps(WORKS[work](int(seed), [*map(int, spec)], Path(folder))))
+    return {"held": Sample(value=(sizes[1] - sizes[0]) / (count * turns))}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer(stage, linearize, groups, ledger, growth, held)

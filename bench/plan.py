@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,8 +77,8 @@ class Plan:
     """A folder of its own, on the disk that is measured; removed after it."""
     held: ExitStack
     """Closed after it."""
-    gym: Path | None = None
-    """Interpreter of an environment with NeMo-Gym; None: that peer is left out."""
+    peers: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Interpreters of the environments of the peers that are there, by their names; the others are left out."""
 
     def fresh(self, run: Callable[[Path], T]) -> Callable[[], T]:
         """`run` in a new folder each time."""

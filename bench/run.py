@@ -14,17 +14,18 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.peers import PEERS
 from bench.plan import FULL, QUICK, Plan, Size
 from bench.table import HEAD, Contender, Row, lines, report
 
-__all__ = ["WORKS", "measured"]
+__all__ = ["WORKS", "measured", "parsed"]
 
 RESULTS = Path(__file__).with_name("results.json")
 WORKS = {
@@ -40,11 +41,11 @@ WORKS = {
 """Each module's `rows(plan)` gives its rows, with contenders that were compared with each other."""
 
 
-def measured(work: str, size: Size, seed: int, folder: Path | None, gym: Path | None) -> list[dict[str, Any]]:
+def measured(work: str, size: Size, seed: int, folder: Path | None, peers: Mapping[str, Path]) -> list[dict[str, Any]]:
     """The rows of one work, after all its rounds."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="tokenlake-bench-") as scratch, ExitStack() as held:
         _progress(f"{work}: preparing")
-        plan = Plan(size=size, seed=seed, scratch=Path(scratch), held=held, gym=gym)
+        plan = Plan(size=size, seed=seed, scratch=Path(scratch), held=held, peers=peers)
         rows: Sequence[Row] = importlib.import_module(WORKS[work]).rows(plan)
         found: dict[Contender, list[Any]] = {figure.contender: [] for row in rows for figure in row.figures}
         for number in range(size.rounds):
@@ -61,8 +62,15 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
-def main() -> None:
-    """Parse, measure, print, write."""
+def _peer(text: str) -> tuple[str, Path]:
+    name, _, python = text.partition("=")
+    if name not in PEERS or not python:
+        raise argparse.ArgumentTypeError(f"{text!r} is no peer: there are {', '.join(PEERS)}, each as NAME=PYTHON")
+    return name, Path(python)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a run: `works` and `peers` are checked, `size` is whole."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small run, to see that everything runs")
     parser.add_argument("--only", default=",".join(WORKS), metavar="WORKS", help="works to measure (default: all)")
@@ -70,18 +78,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--open-calls", type=int, help="calls of the lake that is opened (default: 50,000)")
     parser.add_argument("--dir", type=Path, help="where the lakes are written: the disk that is measured")
-    parser.add_argument("--nemo-gym", type=Path, metavar="PYTHON", help="interpreter of an environment with nemo-gym")
-    arguments = parser.parse_args()
-    works = arguments.only.split(",")
-    if unknown := set(works) - set(WORKS):
+    parser.add_argument(
+        "--peer",
+        type=_peer,
+        action="append",
+        default=[],
+        dest="peers",
+        metavar="NAME=PYTHON",
+        help=f"a peer to measure and the interpreter of its environment, each one: {', '.join(PEERS)}",
+    )
+    found = parser.parse_args(arguments)
+    found.works, found.peers = found.only.split(","), dict(found.peers)
+    if unknown := set(found.works) - set(WORKS):
         parser.error(f"no work {', '.join(sorted(unknown))}: there are {', '.join(WORKS)}")
-    size = QUICK if arguments.quick else FULL
-    size = replace(size, rounds=arguments.rounds or size.rounds, open_calls=arguments.open_calls or size.open_calls)
+    size = QUICK if found.quick else FULL
+    found.size = replace(size, rounds=found.rounds or size.rounds, open_calls=found.open_calls or size.open_calls)
+    return found
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    arguments = parsed()
     began = time.monotonic()
     results: list[dict[str, Any]] = []
     print(HEAD, flush=True)
-    for work in works:
-        for row in measured(work, size, arguments.seed, arguments.dir, arguments.nemo_gym):
+    for work in arguments.works:
+        for row in measured(work, arguments.size, arguments.seed, arguments.dir, arguments.peers):
             print("\n".join(lines(row)), flush=True)
             results.append(row)
     about = {
@@ -91,7 +113,8 @@ def main() -> None:
         "cores": os.cpu_count(),
         "seed": arguments.seed,
         "seconds": round(time.monotonic() - began),
-        **asdict(size),
+        "peers": list(arguments.peers),
+        **asdict(arguments.size),
     }
     RESULTS.write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
     print("A ratio says how many times as good ours is; what is inside each clock: docs/benchmarks.md")

@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bench.agents import Agent, Played, play
-from bench.gym import served
 from bench.measure import Sample, typical
+from bench.peers import served
 from bench.plan import Plan
 from bench.soak import Soak, soak
 from bench.table import Contender, Figure, Row
@@ -86,8 +86,8 @@ def _contenders(plan: Plan, rollouts: int, turns: int, in_flight: int) -> list[C
         return _samples(found.latencies, handled, found.seconds)
 
     made = [Contender(name="tokenlake", run=plan.fresh(ours)), Contender(name="FastAPI", run=plan.fresh(plain))]
-    if plan.gym is not None:
-        made.append(Contender(name="NeMo-Gym", run=plan.fresh(partial(peer, plan.gym))))
+    if "nemo-gym" in plan.peers:
+        made.append(Contender(name="NeMo-Gym", run=plan.fresh(partial(peer, plan.peers["nemo-gym"]))))
     return made
 
 

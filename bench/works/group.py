@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from bench import by_hand, tokenlake_stage
-from bench.gym import gym
 from bench.measure import Sample, one_by_one, typical
+from bench.peers import peer
 from bench.plan import Plan
 from bench.stub_engine import StubEngine
 from bench.table import Row, alone
@@ -118,6 +118,7 @@ def rows(plan: Plan) -> list[Row]:
     )
     lake.check()
     groups = lake.groups[: plan.size.groups]
+    share = max(1, plan.size.groups // plan.size.peer_share)
     return [
         Row(
             work="group",
@@ -125,6 +126,6 @@ def rows(plan: Plan) -> list[Row]:
             unit="ms",
             ours=alone("tokenlake", lambda: typical(lake.publish(plan.size.groups))),
             floor=alone("numpy", plan.fresh(lambda folder: _by_numpy(folder / "rows.bin", groups))),
-            peers=gym(plan, "groups", max(1, plan.size.groups // plan.size.peer_share), _SIZE, _CALLS, _DELTA)("group"),
+            peers=peer(plan, "nemo-gym", "groups", share, _SIZE, _CALLS, _DELTA)("group"),
         )
     ]

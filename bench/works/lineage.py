@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench import gate_lineage, history
 from bench.conversations import Conversation, Seconds, around, conversations
-from bench.gym import gym
 from bench.measure import Sample, typical
+from bench.peers import peer
 from bench.plan import Plan
 from bench.soak import held
 from bench.table import Contender, Figure, Row
@@ -28,7 +28,7 @@ def rows(plan: Plan) -> list[Row]:
     """The rows of lineage."""
     count, turns, long = plan.size.conversations
     work = conversations(count, turns=turns, seed=plan.seed)
-    peer = gym(plan, "ledger", max(1, count // plan.size.peer_share), turns)
+    gym = peer(plan, "nemo-gym", "ledger", max(1, count // plan.size.peer_share), turns)
     ours = Contender(name="tokenlake", run=plan.fresh(lambda folder: _ours(folder, work, turns)))
     sqlite = Contender(name="SQLite", run=plan.fresh(lambda folder: _sqlite(folder, work, turns)))
     made = [
@@ -38,7 +38,7 @@ def rows(plan: Plan) -> list[Row]:
             unit="calls/s",
             ours=Figure(ours, measure),
             floor=Figure(sqlite, measure),
-            peers=peer(measure),
+            peers=gym(measure),
         )
         for measure in ("record", "resolve")
     ]
@@ -70,7 +70,7 @@ def _memory(plan: Plan, work: Sequence[Conversation], turns: int) -> Row:
         unit="B",
         ours=_figure("tokenlake", lambda: held(lake)),
         floor=_figure("dict", lambda: history.held(work, turns)),
-        peers=gym(plan, "held", len(work), turns)("held"),
+        peers=peer(plan, "nemo-gym", "held", len(work), turns)("held"),
     )
 
 
@@ -90,7 +90,7 @@ def _growth(plan: Plan, long: int) -> list[Row]:
         name=f"turn {_SHORT}", run=plan.fresh(lambda folder: near(gate_lineage.play(folder / "lake", work, long)))
     )
     sqlite = Contender(name="SQLite", run=plan.fresh(lambda folder: near(history.play(folder, work, long))))
-    peer = gym(plan, "growth", _LONG, long, *turns)
+    gym = peer(plan, "nemo-gym", "growth", _LONG, long, *turns)
     return [
         Row(
             work="W4",
@@ -98,7 +98,7 @@ def _growth(plan: Plan, long: int) -> list[Row]:
             unit="us",
             ours=Figure(ours, f"{measure} {turn}"),
             floor=Figure(ours, f"{measure} {_SHORT}"),
-            peers=[Figure(sqlite, f"{measure} {turn}"), *(peer(f"{measure} {turn}") if measure != "look_up" else ())],
+            peers=[Figure(sqlite, f"{measure} {turn}"), *(gym(f"{measure} {turn}") if measure != "look_up" else ())],
         )
         for measure, what in _MEASURES.items()
         for turn in turns[1:]

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 import tokenlake
 from bench import by_hand, tokenlake_rows, tokenlake_stage
-from bench.gym import gym
 from bench.measure import Timing, rate
+from bench.peers import peer
 from bench.plan import Plan, Shape
 from bench.table import Figure, Row, alone
 from bench.workload import Rollout, rollouts
@@ -34,7 +34,9 @@ def _small(plan: Plan) -> list[Row]:
     lake = plan.held.enter_context(tokenlake.open(path))
     numpy = _figure("numpy", shape, lambda: timed(lambda: [by_hand.numpy_row(records) for records in arrays]))
     python = _figure("Python", shape, lambda: timed(lambda: [by_hand.python_row(records) for records in lists]))
-    peers = (python, *gym(plan, "linearize", max(1, count // plan.size.peer_share), calls, delta)("linearize"))
+    gym = peer(plan, "nemo-gym", "linearize", max(1, count // plan.size.peer_share), calls, delta)
+    queue = peer(plan, "transferqueue", "linearize", count, calls, delta)
+    peers = (python, *gym("linearize"), *queue("linearize"))
 
     def row(what: str, run: Callable[[], Timing]) -> Row:
         what = f"{count:,} x {calls} x {delta}: {what}"
@@ -53,6 +55,7 @@ def _large(plan: Plan) -> list[Row]:
     work, path = rollouts(count, calls=calls, delta=delta, seed=plan.seed), plan.scratch / "large"
     coords = tokenlake_stage.fill(path, work)
     arrays = [by_hand.array_records(rollout, at) for rollout, at in zip(work, coords, strict=True)]
+    share = max(1, count // (40 * plan.size.peer_share))
     return [
         Row(
             work="W3",
@@ -60,7 +63,7 @@ def _large(plan: Plan) -> list[Row]:
             unit="M tokens/s",
             ours=_figure("tokenlake", shape, lambda: tokenlake_rows.linear_rows(path)[0]),
             floor=_figure("numpy", shape, lambda: timed(lambda: [by_hand.numpy_row(each) for each in arrays])),
-            peers=gym(plan, "linearize", max(1, count // (40 * plan.size.peer_share)), calls, delta)("linearize"),
+            peers=peer(plan, "nemo-gym", "linearize", share, calls, delta)("linearize"),
         )
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.measure import Timing, rate, typical
+from bench.peers import peer
 from bench.plan import Plan
 from bench.reads import Reads
 from bench.table import Figure, Row, alone
@@ -27,6 +28,8 @@ def rows(plan: Plan) -> list[Row]:
         return alone(name, lambda: rate(run(), count * calls))
 
     pread, sqlite = one("pread", reads.raw_one), one("SQLite", reads.sqlite_one)
+    lance, queue = (peer(plan, name, "read", count, calls, delta) for name in ("lance", "transferqueue"))
+    by_key = (sqlite, *lance("one"), *queue("one"))
     return [
         Row(
             work="W2",
@@ -34,7 +37,7 @@ def rows(plan: Plan) -> list[Row]:
             unit="ms",
             ours=one("tokenlake", reads.places_one),
             floor=pread,
-            peers=[sqlite],
+            peers=by_key,
         ),
         Row(
             work="W2",
@@ -42,7 +45,7 @@ def rows(plan: Plan) -> list[Row]:
             unit="ms",
             ours=one("tokenlake", reads.query_one),
             floor=pread,
-            peers=[sqlite],
+            peers=by_key,
         ),
         Row(
             work="W2",
@@ -50,6 +53,6 @@ def rows(plan: Plan) -> list[Row]:
             unit="calls/s",
             ours=every("tokenlake", reads.query_all),
             floor=every("pread", reads.raw_all),
-            peers=[every("SQLite", reads.sqlite_all)],
+            peers=[every("SQLite", reads.sqlite_all), *lance("all"), *queue("all")],
         ),
     ]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import floors, tokenlake_stage
-from bench.gym import gym
 from bench.measure import Timing, rate
+from bench.peers import peer
 from bench.plan import Plan
 from bench.table import Figure, Row, alone
 from bench.workload import rollouts
@@ -35,34 +35,47 @@ def rows(plan: Plan) -> list[Row]:
     sqlite = figure("SQLite", lambda folder: floors.sqlite_full(folder, work))
     sqlite_4 = figure("SQLite x4", lambda folder: floors.sqlite_full_processes(folder, parts))
     share = max(1, count // plan.size.peer_share)
-    peer = gym(plan, "stage", share, calls, delta)
+    gym, lance, queue = (
+        peer(plan, name, "stage", share, calls, delta) for name in ("nemo-gym", "lance", "transferqueue")
+    )
+    lance_4 = peer(plan, "lance", "stage_processes", _WRITERS, share, calls, delta, label=f"Lance x{_WRITERS}")
     return [
-        row("stage, digests made before", lambda folder: tokenlake_stage.prepared(folder, work), raw, sqlite),
+        row(
+            "stage, digests made before",
+            lambda folder: tokenlake_stage.prepared(folder, work),
+            raw,
+            sqlite,
+            *lance("stage"),
+            *queue("stage"),
+        ),
         row(
             "capture + stage, one writer",
             lambda folder: tokenlake_stage.stage(folder, work),
             raw,
             sqlite,
-            *peer("stage"),
+            *gym("stage"),
+            *lance("stage"),
+            *queue("stage"),
         ),
         row(
             "capture + stage + gate commit, one writer",
             lambda folder: tokenlake_stage.commit(folder, work),
             raw,
             sqlite,
-            *peer("commit"),
+            *gym("commit"),
         ),
         row(
             f"capture + stage, {_THREADS} in flight, one process",
             lambda folder: tokenlake_stage.stage_threads(folder, work, threads=_THREADS),
             raw,
             sqlite,
-            *peer("stage"),
+            *gym("stage"),
         ),
         row(
             f"capture + stage, {_WRITERS} processes",
             lambda folder: tokenlake_stage.stage_processes(folder, parts),
             raw_4,
             sqlite_4,
+            *lance_4("stage"),
         ),
     ]

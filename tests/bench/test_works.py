@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -14,14 +18,17 @@ import pytest
 
 from bench import gate_lineage, history, opener, run
 from bench.agents import play
+from bench.answer import Found, answer
 from bench.conversations import Conversation, around, conversations
-from bench.gym import gym
 from bench.measure import Sample
+from bench.peers import PEERS, peer
 from bench.plan import QUICK, Plan
-from bench.table import Contender, Figure, Row, lines, report
+from bench.table import HEAD, Contender, Figure, Row, lines, report
 from bench.works import gate, group, opening
 from tokenlake.api.serve import in_thread
 from tokenlake.store.lake import OwnedLake
+
+ROOT = Path(__file__).parents[2]
 
 
 def _contender(name: str, *values: float) -> Contender:
@@ -42,6 +49,21 @@ def test_a_ratio_above_one_says_that_ours_is_better(unit: str, to_floor: float, 
     assert line.split()[3:] == ["22", "2.00", "2.00", "44", "raw", f"{to_floor:.3g}x", "5.5", "Gym", f"{to_peer:.3g}x"]
 
 
+def test_every_further_peer_has_a_line_of_its_own_below_the_first() -> None:
+    ours, floor, *peers = (_contender(name, 4.0) for name in ("tokenlake", "raw", "NeMo-Gym", "Lance", "TransferQueue"))
+    row = Row(
+        work="W1",
+        what="w",
+        unit="ms",
+        ours=Figure(ours, "it"),
+        floor=Figure(floor, "it"),
+        peers=[Figure(each, "it") for each in peers],
+    )
+    found = list(lines(report(row, {each: [each.run()] for each in (ours, floor, *peers)})))
+    assert [line.split()[-3:] for line in found] == [["4", each.name, "1x"] for each in peers]
+    assert {line.index(each.name) for line, each in zip(found, peers, strict=True)} == {HEAD.index("peer") + 5}
+
+
 def test_a_contender_of_several_rows_runs_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = count(1)
     both = Contender(name="both", run=lambda: {"a": Sample(value=next(runs)), "b": Sample(value=1.0)})
@@ -53,7 +75,7 @@ def test_a_contender_of_several_rows_runs_once_a_round(monkeypatch: pytest.Monke
             return rows
 
     monkeypatch.setattr(run.importlib, "import_module", lambda _: Work())
-    first, second = run.measured("W4", replace(QUICK, rounds=3), 1, None, None)
+    first, second = run.measured("W4", replace(QUICK, rounds=3), 1, None, {})
     assert (first["ours"]["rounds"], second["ours"]["rounds"]) == ([1, 2, 3], [1, 1, 1])
 
 
@@ -136,7 +158,48 @@ def test_the_plain_route_writes_every_body_and_answers_as_the_gate_does(tmp_path
     assert (tmp_path / "bodies").read_bytes().count(b'"messages"') == 4
 
 
+def test_a_peer_is_named_with_the_interpreter_of_its_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.parsed([]).peers == {}
+    found = run.parsed(["--peer", "lance=.bench/lance/bin/python", "--peer", "nemo-gym=/py", "--only", "W1,W2"])
+    assert found.peers == {"lance": Path(".bench/lance/bin/python"), "nemo-gym": Path("/py")}
+    assert found.works == ["W1", "W2"]
+    for wrong in ("lance", "lance=", "parquet=/py"):
+        with pytest.raises(SystemExit):
+            run.parsed(["--peer", wrong])
+        assert f"'{wrong}' is no peer: there are {', '.join(PEERS)}" in capsys.readouterr().err
+
+
+def test_make_bench_sets_up_every_peer_and_by_default_nemo_gym_alone() -> None:
+    text = (ROOT / "Makefile").read_text()
+    assert re.findall(r"^STAMP_(\S+) :=", text, re.MULTILINE) == list(PEERS)
+    assert re.findall(r"^PEERS \?= (.*)", text, re.MULTILINE) == ["nemo-gym"]
+    assert all(find_spec(module) is not None for _, module in PEERS.values())
+    command = ["make", "--dry-run", "--no-print-directory", "bench", "PEERS=lance transferqueue", "ARGS=--quick"]
+    *_, last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    named = [argument for argument in last.split() if "=" in argument]
+    assert named == [f"{name}=.bench/{name}/bin/python" for name in ("lance", "transferqueue")]
+
+
+def test_a_figure_of_a_peer_is_what_its_process_answers_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:
+        return {"stage": Sample(value=float(seed), latencies=[0.5, *map(float, spec)])}
+
+    monkeypatch.setattr(sys, "argv", ["peer", "stage", "7", "2", "3", str(tmp_path)])
+    answer(stage)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho noise\necho "$@" >{tmp_path}/asked\ncat <<end\n{capsys.readouterr().out}end\n')
+    python.chmod(0o700)
+    with ExitStack() as held:
+        plan = Plan(size=QUICK, seed=7, scratch=tmp_path, held=held, peers={"lance": python})
+        (figure,) = peer(plan, "lance", "stage", 2, 3, label="Lance x2")("stage")
+        assert figure.contender.name == "Lance x2"
+        assert figure.contender.run()["stage"] == Sample(value=7.0, latencies=[0.5, 2.0, 3.0])
+    assert (tmp_path / "asked").read_text().startswith("-m bench.lance_peer stage 7 2 3 /")
+
+
 def test_without_its_environment_a_peer_is_left_out(tmp_path: Path) -> None:
     with ExitStack() as held:
         plan = Plan(size=QUICK, seed=1, scratch=tmp_path, held=held)
-        assert gym(plan, "ledger", 1, 1)("record") == ()
+        assert peer(plan, "nemo-gym", "ledger", 1, 1)("record") == ()

@@ -1,4 +1,4 @@
-"""NeMo-Gym as a peer: its own code in an environment of its own, which prints what it measured."""
+"""Systems of others as peers: their own code in environments of their own, which answers with what it measured."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ from bench.measure import Sample
 from bench.plan import Plan
 from bench.table import Contender, Figure
 
-__all__ = ["gym", "served"]
+__all__ = ["PEERS", "peer", "served"]
 
+PEERS = {
+    "nemo-gym": ("NeMo-Gym", "bench.nemo_gym_peer"),
+    "lance": ("Lance", "bench.lance_peer"),
+    "transferqueue": ("TransferQueue", "bench.transferqueue_peer"),
+}
+"""As the table has it, and the module that `bench.answer` answers for, by the name that `make bench` takes."""
 _ROOT = Path(__file__).parents[1]
 
 
-def gym(plan: Plan, work: str, *spec: int) -> Callable[[str], tuple[Figure, ...]]:
-    """The figures of one work of `bench.nemo_gym_peer` by what they measure; none where its environment is not there.
+def peer(plan: Plan, name: str, work: str, *spec: int, label: str = "") -> Callable[[str], tuple[Figure, ...]]:
+    """The figures of one work of a peer's module by what they measure; none where its environment is not there.
 
-    `spec`: how much it does.
+    `spec`: how much it does. `label`: as the table has it, where that is not the peer's name alone.
     """
-    if plan.gym is None:
+    if name not in plan.peers:
         return lambda _: ()
-    command = [*_python(plan.gym), "bench.nemo_gym_peer", work, str(plan.seed), *map(str, spec)]
+    called, module = PEERS[name]
+    command = [*_python(plan.peers[name]), module, work, str(plan.seed), *map(str, spec)]
 
     def run(folder: Path) -> dict[str, Sample]:
         done = subprocess.run(
             [*command, str(folder)], cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
         )
         found = json.loads(done.stdout.splitlines()[-1])
-        return {name: Sample(value=value, latencies=latencies) for name, (value, latencies) in found.items()}
+        return {measure: Sample(**sample) for measure, sample in found.items()}
 
-    contender = Contender(name="NeMo-Gym", run=plan.fresh(run))
+    contender = Contender(name=label or called, run=plan.fresh(run))
     return lambda measure: (Figure(contender, measure),)
 
 
