@@ -2,7 +2,8 @@
 
 The works that it answers for, with what each is told about how much there is to do:
 
-- `stage` (rollouts, calls, tokens): `kv_put` a call, acknowledged from the memory of a storage actor.
+- `stage` (threads, rollouts, calls, tokens): `kv_put` a call, acknowledged from the memory of a storage actor: one
+  after the other, then with so many rollouts in flight.
 - `read` (rollouts, calls, tokens): `kv_batch_get` of the calls of a rollout, and of all, to its tensors.
 - `linearize` (rollouts, calls, tokens): `kv_batch_get` of all calls, then `concatenate` for each rollout. Nothing is
   verified.
@@ -30,7 +31,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from bench.answer import Found, answer
-from bench.measure import one_by_one, rate, typical
+from bench.measure import one_by_one, rate, together, typical
 from bench.workload import Call, Rollout, rollouts
 
 __all__: list[str] = []
@@ -112,18 +113,22 @@ def _check(calls: Sequence[Call]) -> None:
 
 def stage(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written
     """Calls a second, each in memory."""
-    count, calls, delta = spec
-    made = _calls(rollouts(count, calls=calls, delta=delta, seed=seed))
-    work = [(_key(call), _fields(call), _tag(call)) for call in made]
+    threads, count, calls, delta = spec
+    chains = [rollout.calls for rollout in rollouts(count, calls=calls, delta=delta, seed=seed)]
+    made = [call for chain in chains for call in chain]
+    fields, tags = ({_key(call): each(call) for call in made} for each in (_fields, _tag))
 
-    def put(item: tuple[str, dict[str, torch.Tensor], dict[str, Any]]) -> None:
-        key, fields, tag = item
-        transfer_queue.kv_put(key=key, partition_id=_PARTITION, fields=fields, tag=tag)
+    def put(call: Call) -> None:
+        key = _key(call)
+        transfer_queue.kv_put(key=key, partition_id=_PARTITION, fields=fields[key], tag=tags[key])
 
     with _queue():
-        timing = one_by_one(put, work)
+        one = one_by_one(put, made)
         _check(made)
-    return {"stage": rate(timing, len(made))}
+        transfer_queue.kv_clear(list(fields), _PARTITION)
+        many = together(put, chains, threads=threads)
+        _check(made)
+    return {"stage": rate(one, len(made)), "together": rate(many, len(made))}
 
 
 def read(seed: int, spec: Sequence[int], folder: Path) -> Found:  # noqa: ARG001 - nothing is written

@@ -35,9 +35,8 @@ def rows(plan: Plan) -> list[Row]:
     sqlite = figure("SQLite", lambda folder: floors.sqlite_full(folder, work))
     sqlite_4 = figure("SQLite x4", lambda folder: floors.sqlite_full_processes(folder, parts))
     share = max(1, count // plan.size.peer_share)
-    gym, lance, queue = (
-        peer(plan, name, "stage", share, calls, delta) for name in ("nemo-gym", "lance", "transferqueue")
-    )
+    gym, lance = (peer(plan, name, "stage", share, calls, delta) for name in ("nemo-gym", "lance"))
+    queue = peer(plan, "transferqueue", "stage", _THREADS, count, calls, delta)
     lance_4 = peer(plan, "lance", "stage_processes", _WRITERS, share, calls, delta, label=f"Lance x{_WRITERS}")
     return [
         row(
@@ -70,6 +69,7 @@ def rows(plan: Plan) -> list[Row]:
             raw,
             sqlite,
             *gym("stage"),
+            *queue("together"),
         ),
         row(
             f"capture + stage, {_WRITERS} processes",
