@@ -80,3 +80,24 @@ def test_what_concerns_a_whole_write_reaches_everyone_and_the_next_is_written(
 
     assert asyncio.run(run()) == [error, None, None]
     assert list(control.groups) == ["g1", "g2"]
+
+
+def test_an_event_that_cannot_be_folded_concerns_nobody_else(lake: OwnedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control()
+    fold = control.apply
+
+    def apply(event: Mapping[str, Any]) -> None:
+        if event["group_id"] == "g1":
+            raise ZeroDivisionError("a bug")
+        fold(event)
+
+    monkeypatch.setattr(control, "apply", apply)
+
+    async def run() -> list[Any]:
+        ledger = Ledger(lake.lineage, control)
+        return await asyncio.gather(*(ledger.append(group(f"g{k}")) for k in range(4)), return_exceptions=True)
+
+    first, wrong, *others = asyncio.run(run())
+    assert (first, others) == (None, [None, None])
+    assert isinstance(wrong, ZeroDivisionError)
+    assert list(control.groups) == ["g0", "g2", "g3"]

@@ -90,11 +90,21 @@ class Ledger:
         failed = done.exception()
         outcomes = [failed] * len(batches) if failed is not None else done.result()
         for (_, told), outcome in zip(batches, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                if not told.done():
-                    told.set_exception(outcome)
+            wrong = self._fold(outcome)
+            if told.done():
                 continue
+            if wrong is None:
+                told.set_result(None)
+            else:
+                told.set_exception(wrong)
+
+    def _fold(self, outcome: Sequence[dict[str, Any]] | BaseException) -> BaseException | None:
+        """Fold what is durable; what went wrong, for whoever waits."""
+        if isinstance(outcome, BaseException):
+            return outcome
+        try:
             for event in outcome:
                 self._control.apply(event)
-            if not told.done():
-                told.set_result(None)
+        except Exception as error:  # noqa: BLE001 - who appended it is told, and the others have no part in it
+            return error
+        return None
