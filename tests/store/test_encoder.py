@@ -161,7 +161,7 @@ def test_a_changed_byte_anywhere_never_breaks_the_reader(make_delta: Any) -> Non
 @settings(max_examples=either(40, 200), deadline=None)
 def test_many_deltas_read_at_once_are_those_read_one_by_one(given_deltas: list[Delta]) -> None:
     data, places = segment_of(given_deltas)
-    plain = read_plain(DELTA_LAYOUT, data, places)
+    plain = at_once(data, places)
     assert (plain is not None) == all(d.logprobs is not None and not d.logprob_nulls for d in given_deltas)
     if plain is not None:
         assert differing(plain, data, places) == set()
@@ -174,11 +174,25 @@ def test_a_changed_byte_anywhere_reads_at_once_as_it_reads_alone(make_delta: Any
     for at in range(places[1][0], sum(places[1])):
         damaged = bytearray(data)
         damaged[at] ^= 0x41
-        plain = read_plain(DELTA_LAYOUT, memoryview(damaged), places)
+        plain = at_once(memoryview(damaged), places)
         if plain is not None:
             read_at_once += 1
             assert differing(plain, memoryview(damaged), places) == set()
     assert read_at_once > 100
+
+
+def test_a_text_that_is_damaged_is_not_read_at_once(make_delta: Any) -> None:
+    data, places = segment_of([make_delta(), make_delta(extras='{"a":"\u00e9"}', finish_reason="st\u00f6p")])
+    assert at_once(data, places) is not None
+    for letter in ("\u00e9", "\u00f6"):
+        damaged = bytearray(data)
+        damaged[bytes(data).index(letter.encode()) + 1] = 0x20
+        assert at_once(memoryview(damaged), places) is None
+
+
+def at_once(data: memoryview, places: list[tuple[int, int]]) -> Plain | None:
+    plain = read_plain(DELTA_LAYOUT, data, *zip(*places, strict=True))
+    return plain if plain is not None and plain.readable() else None
 
 
 def segment_of(given_deltas: list[Delta]) -> tuple[memoryview, list[tuple[int, int]]]:

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 import tokenlake
-from tokenlake.store import intake, snapshot
+from tokenlake.store import intake, placed, snapshot
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.retention import retire_named
@@ -74,7 +74,8 @@ def test_a_snapshot_saves_reading_what_it_knows(path: Path, monkeypatch: pytest.
         walked.append(len(found.found))
         return found
 
-    monkeypatch.setattr(intake, "walk", counting)
+    for module in (intake, placed):
+        monkeypatch.setattr(module, "walk", counting)
     said = everything(path)
     assert sum(walked) <= 1  # the event that the owner wrote when it closed
     assert said == from_files(path)

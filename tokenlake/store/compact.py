@@ -27,7 +27,7 @@ from tokenlake.store.deltas import COMPACTED
 from tokenlake.store.format import write_durable
 from tokenlake.store.index import Index
 from tokenlake.store.lineage import LineageLog
-from tokenlake.store.schema import DELTA
+from tokenlake.store.schema import DELTA, PLACE
 from tokenlake.store.segment import FLOOR, make_directory, next_number, segment_numbers, sync_directory
 
 __all__ = ["Compaction", "Compactor"]
@@ -224,7 +224,9 @@ class Compactor:
 
     def _read(self, places: Sequence[tuple[Any, ...]]) -> pa.Table:
         """The records at places, in their order."""
-        found = self._index.fetcher.deltas(places)
+        kinds = [*(field.type for field in PLACE), pa.string(), pa.int32(), pa.string()]
+        columns = zip(*places, strict=True)
+        found = self._index.fetcher.deltas([pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)])
         if found.null_count:
             missing: int = found.is_null().to_pylist().index(True)
             writer, segment, *_ = places[missing]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +42,7 @@ FACTS = pa.struct({"digest": pa.binary(32), "chain_hash": pa.binary(32), "packed
 """Lengths and `first_sampled`, which counts from 1, are NULL where there is no array or no sampled token; `mask_sound`:
 zeros, then ones. A fact has nothing against an array that is absent, but for `ids_whole` and `mask_sound`."""
 
-_SOUND = (True,) * (len(_ARRAY_FACTS) - 4)
+_NOTHING = bytes(1 << 16)
 _Facts = tuple[Any, ...]
 
 
@@ -60,28 +61,41 @@ def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.
         fine = pc.and_(fine, pc.less(numbers, known))
     odd = _rows_where_not(ids, fine)
     odd |= _rows_where_not(logprobs, pc.and_(pc.less_equal(chances, 0.0), pc.greater(chances, _SENTINEL)))
-    odd |= _rows_where_not(mask, None)
-    sizes, trained, raw = _bounds(ids), _bounds(mask), _raw(mask)
-    valued, raw_logprobs = _bounds(logprobs), _raw(logprobs)
-    rows: list[_Facts] = []
-    for row in range(len(ids)):
-        start, end = trained[row], trained[row + 1]
-        low, high = valued[row], valued[row + 1]
-        if row not in odd:
-            bits = bytes(raw[start:end])
-            first = bits.find(1)
-            carried = len(bits) if first < 0 else first
-            zeros = bytes(carried * 4)
-            if (
-                bits == zeros[:carried] + b"\1" * (len(bits) - carried)
-                and low + carried <= high
-                and bytes(raw_logprobs[low * 4 : (low + carried) * 4]) == zeros
-            ):
-                rows.append((sizes[row + 1] - sizes[row], end - start, high - low, first + 1 or None, *_SOUND))
-                continue
-        rows.append(_of_one(*(each[row].as_py() for each in (vocab_size, ids, mask, logprobs))))
-    columns = zip(*rows, strict=True) if rows else [()] * len(_ARRAY_FACTS)
-    return [pa.array(column, kind) for column, kind in zip(columns, _ARRAY_FACTS.values(), strict=True)]
+    odd |= _rows_where_not(mask, pc.less_equal(mask.values, 1))
+    masks, chances_raw = _raw(mask), _raw(logprobs)
+    trained, valued = _bounds(mask), _bounds(logprobs)
+    firsts: list[int] = []
+    for row, ((start, end), (low, high)) in enumerate(zip(pairwise(trained), pairwise(valued), strict=True)):
+        first = masks.find(1, start, end)
+        carried = end - start if first < 0 else first - start
+        firsts.append(carried)
+        # No element of the mask is above 1: what comes before the first 1 is 0.
+        ones = first < 0 or masks.find(0, first, end) < 0
+        zeros = low + carried <= high and chances_raw[4 * low : 4 * (low + carried)] == _zeros(4 * carried)
+        if not (ones and zeros):
+            odd.add(row)
+    lengths = [pc.list_value_length(each).cast(_INT) for each in (ids, mask, logprobs)]
+    carried_by = pa.array(firsts, _INT)
+    first_sampled = pc.if_else(pc.less(carried_by, lengths[1]), pc.add(carried_by, 1), pa.scalar(None, _INT))
+    sound = [*lengths, first_sampled, *[pa.repeat(True, len(ids))] * (len(_ARRAY_FACTS) - 4)]
+    return _replaced(
+        sound, {row: _of_one(*(each[row].as_py() for each in (vocab_size, ids, mask, logprobs))) for row in odd}
+    )
+
+
+def _replaced(columns: list[pa.Array], rows: Mapping[int, _Facts]) -> list[pa.Array]:
+    """The columns with some rows changed."""
+    if not rows:
+        return columns
+    lists = [column.to_pylist() for column in columns]
+    for row, facts in rows.items():
+        for values, fact in zip(lists, facts, strict=True):
+            values[row] = fact
+    return [pa.array(values, kind) for values, kind in zip(lists, _ARRAY_FACTS.values(), strict=True)]
+
+
+def _zeros(count: int) -> bytes:
+    return _NOTHING[:count] if count <= len(_NOTHING) else bytes(count)
 
 
 def _of_one(
@@ -128,7 +142,9 @@ def _bounds(lists: pa.Array) -> Sequence[int]:
     return lists.offsets.to_pylist()
 
 
-def _raw(lists: pa.Array) -> memoryview:
+def _raw(lists: pa.Array) -> bytes:
+    """The elements of all lists, from the first that their offsets count from."""
     values = lists.values
     data, width = values.buffers()[1], values.type.bit_width // 8
-    return memoryview(b"" if data is None else data)[values.offset * width :]
+    start = values.offset * width
+    return b"" if data is None else data[start : start + len(values) * width].to_pybytes()

@@ -11,13 +11,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby, pairwise
+from operator import add
 from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from duckdb import sqltypes
 
 from tokenlake.store.columns import Decoded, readable_columns
@@ -53,7 +56,19 @@ _ABSENT, _BY_HAND = 0, 1
 _SEGMENT = re.compile(r"(?:deltas/[A-Za-z0-9_-]{1,100}|rows)/[0-9]{6,10}\.arrow")
 
 _Place = tuple[Any, ...]
-_Found = Decoded | tuple[pa.RecordBatch | Plain, int] | None
+_Found = Decoded | tuple[pa.RecordBatch, int] | None
+"""One record that was read by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Records that were read one by one."""
+
+    found: list[_Found]
+
+
+_Piece = Plain | pa.RecordBatch | _Alone
+"""Records that follow one another in what was asked for."""
 
 
 class Fetcher:
@@ -64,7 +79,7 @@ class Fetcher:
         self._maps = maps
         self._moved = moved
         # By thread id: DuckDB's own threads get a new Python thread state, so no thread-local, with every call.
-        self._kept: dict[int, tuple[float, dict[_Place, _Found]]] = {}
+        self._kept: dict[int, tuple[float, Sequence[pa.Array], list[_Piece]]] = {}
         self.decoded = 0
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
@@ -76,96 +91,97 @@ class Fetcher:
         add_function(con, "tl_delta", lambda *c: self._give(self._deltas, c, DELTA), _DELTA_ARGUMENTS, sql_type(delta))
         add_function(con, "tl_row", lambda *c: self._give(self._rows, c, ROW), _ROW_ARGUMENTS, sql_type(row))
 
-    def deltas(self, places: Sequence[_Place]) -> pa.ChunkedArray:
-        """The records at places, each given as the arguments of `tl_delta`; NULL where there is none."""
-        return _assemble(self._deltas(places, {}), DELTA)
+    def deltas(self, columns: Sequence[pa.Array]) -> pa.ChunkedArray:
+        """The records at places, given as the arguments of `tl_delta`; NULL where there is none."""
+        return _assemble(self._deltas(columns), DELTA)
 
     def _has(self, read: _Read, columns: Sequence[pa.Array]) -> pa.Array:
-        places = _places(columns)
-        found = read(places, {})
+        pieces = read(columns)
+        self.decoded += len(columns[0])
+        flags: list[bool] = []
+        for piece in pieces:
+            flags += [each is not None for each in piece.found] if isinstance(piece, _Alone) else [True] * len(piece)
+        there = pa.array(flags, pa.bool_())
+        if not all(flags):
+            columns = [column.filter(there) for column in columns]
+            pieces = [_Alone(list(filter(None, p.found))) if isinstance(p, _Alone) else p for p in pieces]
         if len(self._kept) > _MAX_KEPT:
             self._kept = {}
-        self._kept[threading.get_ident()] = (time.monotonic(), dict(zip(places, found, strict=True)))
-        self.decoded += len(places)
-        return pa.array([each is not None for each in found], pa.bool_())
+        self._kept[threading.get_ident()] = (time.monotonic(), columns, pieces)
+        return there
 
     def _give(self, read: _Read, columns: Sequence[pa.Array], schema: pa.Schema) -> pa.ChunkedArray:
-        places = _places(columns)
-        since, kept = self._kept.pop(threading.get_ident(), (0.0, {}))
-        if time.monotonic() - since > _MOMENT:
-            kept = {}
-        missing = [place for place in places if place not in kept]
-        if missing:
-            kept = kept | dict(zip(missing, read(missing, {}), strict=True))
-            self.decoded += len(missing)
-        return _assemble([kept[place] for place in places], schema)
+        since, known, pieces = self._kept.pop(threading.get_ident(), (0.0, (), []))
+        same = len(known) == len(columns) and all(map(pa.Array.equals, known, columns))
+        if not same or time.monotonic() - since > _MOMENT:
+            pieces = read(columns)
+            self.decoded += len(columns[0])
+        return _assemble(pieces, schema)
 
-    def _deltas(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
-        """The records at places: those of one segment at once if there are many and they are plain, else one by one."""
-        found: list[_Found] = []
-        for _, run in groupby(places, key=itemgetter(0, 1)):
-            found += self._stretch(list(run), batches)
-        return found
+    def _deltas(self, columns: Sequence[pa.Array]) -> list[_Piece]:
+        """The records at places: those of one segment at once where that can be, else one by one."""
+        opened: _Opened = {}
+        if any(column.null_count for column in columns):
+            return [_Alone([self._delta(place, opened) for place in _places(columns)])]
+        return [piece for run in _runs(columns, columns[:2]) for piece in self._stretch(run, opened)]
 
-    def _stretch(self, places: list[_Place], batches: _Batches) -> list[_Found]:
-        if len(places) < _MANY:
-            return [self._delta(place, batches) for place in places]
-        if any(place[4] for place in places):
-            runs = [list(run) for _, run in groupby(places, key=itemgetter(2, 3))]
-            return [found for run in runs for found in self._compacted(run, batches)]
-        plain = self._plain(places, batches)
+    def _stretch(self, columns: Sequence[pa.Array], opened: _Opened) -> list[_Piece]:
+        """Records of one segment."""
+        count = len(columns[0])
+        if count >= _MANY and pc.max(columns[4]).as_py() > 0:
+            return [self._compacted(run, opened) for run in _runs(columns, columns[2:4])]
+        plain = self._plain(columns, opened) if count >= _MANY else None
         if plain is not None:
-            return [(plain, row) for row in range(len(places))]
-        half = len(places) // 2
-        return [*self._stretch(places[:half], batches), *self._stretch(places[half:], batches)]
+            return [plain]
+        if count < _MANY:
+            return [_Alone([self._delta(place, opened) for place in _places(columns)])]
+        half = count // 2
+        halves = [column.slice(0, half) for column in columns], [column.slice(half) for column in columns]
+        return [piece for each in halves for piece in self._stretch(each, opened)]
 
-    def _plain(self, places: Sequence[_Place], batches: _Batches) -> Plain | None:
+    def _plain(self, columns: Sequence[pa.Array], opened: _Opened) -> Plain | None:
         """The records of one segment, or None where one is not plain or not of the key that the index says."""
-        columns = list(zip(*places, strict=True))
-        if any(None in column for column in columns):
+        offsets, lengths = columns[2].to_pylist(), columns[3].to_pylist()
+        mapped = self._mapped(_name(columns), 0, max(map(add, offsets, lengths)), opened)
+        if mapped is None or min(offsets) < 0:
             return None
-        name = f"deltas/{columns[0][0]}/{columns[1][0]:06d}.arrow"
-        ends = map(sum, zip(columns[2], columns[3], strict=True))
-        mapped = self._mapped(name, 0, max(ends), batches)
-        if mapped is None or min(columns[2]) < 0:
+        plain = read_plain(DELTA_LAYOUT, mapped.view, offsets, lengths)
+        if plain is None or not plain.readable():
             return None
-        plain = read_plain(DELTA_LAYOUT, mapped.view, list(zip(columns[2], columns[3], strict=True)))
-        if plain is None or any(
-            plain.column(key).to_pylist() != list(given) for key, given in zip(_DELTA_KEY, columns[5:], strict=True)
-        ):
-            return None
-        return plain
+        same = (plain.column(name).equals(given) for name, given in zip(_DELTA_KEY, columns[5:], strict=True))
+        return plain if all(same) else None
 
-    def _compacted(self, places: Sequence[_Place], batches: _Batches) -> Sequence[_Found]:
-        """The records of one batch: all at once where they are of the keys that the index says, else one by one."""
-        writer, segment, offset, length = places[0][:4]
-        if None not in places[0]:
-            mapped = self._mapped(f"deltas/{writer}/{segment:06d}.arrow", offset, length, batches)
-            if mapped is not None:
-                batch, keys = self._batch(mapped, places[0][:4], DELTA, _DELTA_KEY, batches)
-                rows = range(places[0][4], places[0][4] + len(places))
-                if batch is not None and [
-                    (row, *key) for row, key in zip(rows, keys[rows.start : rows.stop], strict=False)
-                ] == [place[4:] for place in places]:
-                    return [(batch, row) for row in rows]
-        return [self._delta(place, batches) for place in places]
+    def _compacted(self, columns: Sequence[pa.Array], opened: _Opened) -> _Piece:
+        """Records of one batch: a stretch of it where they are of the keys that the index says, else one by one."""
+        *at, first = (column[0].as_py() for column in columns[:5])
+        count = len(columns[0])
+        mapped = self._mapped(_name(columns), at[2], at[3], opened)
+        if mapped is not None and first >= 0 and columns[4].equals(pa.array(range(first, first + count), pa.int32())):
+            batch = self._batch(mapped, tuple(at), DELTA, opened)
+            found = None if batch is None else batch.slice(first, count)
+            if found is not None and all(
+                found.column(name).equals(given) for name, given in zip(_DELTA_KEY, columns[5:], strict=True)
+            ):
+                return found
+        return _Alone([self._delta(place, opened) for place in _places(columns)])
 
-    def _rows(self, places: Sequence[_Place], batches: _Batches) -> list[_Found]:
-        return [self._row(place, batches) for place in places]
+    def _rows(self, columns: Sequence[pa.Array]) -> list[_Piece]:
+        opened: _Opened = {}
+        return [_Alone([self._row(place, opened) for place in _places(columns)])]
 
-    def _delta(self, place: _Place, batches: _Batches) -> _Found:
+    def _delta(self, place: _Place, opened: _Opened) -> _Found:
         writer, segment, offset, length, row, rollout_id, attempt, call_id = place
         if None in place:
             return None
         name = f"deltas/{writer}/{segment:06d}.arrow"
-        mapped = self._mapped(name, offset, length, batches)
+        mapped = self._mapped(name, offset, length, opened)
         if mapped is None:
             moved = self._moved((rollout_id, attempt, call_id), name) if _SEGMENT.fullmatch(name) else None
             if moved is None:
                 return None
             segment, offset, length, row = moved.segment, moved.byte_offset, moved.byte_length, moved.batch_row
             place = (moved.writer, segment, offset, length, row, rollout_id, attempt, call_id)
-            mapped = self._mapped(f"deltas/{moved.writer}/{segment:06d}.arrow", offset, length, batches)
+            mapped = self._mapped(f"deltas/{moved.writer}/{segment:06d}.arrow", offset, length, opened)
             if mapped is None:
                 return None
         if row == 0:
@@ -178,81 +194,103 @@ class Fetcher:
                     and values[_ATTEMPT] == attempt
                 )
                 return decoded if same else None
-        return self._in_batch(mapped, place, DELTA, _DELTA_KEY, batches)
+        return self._in_batch(mapped, place, DELTA, _DELTA_KEY, opened)
 
-    def _row(self, place: _Place, batches: _Batches) -> _Found:
+    def _row(self, place: _Place, opened: _Opened) -> _Found:
         segment, offset, length = place[:3]
         if None in place:
             return None
-        mapped = self._mapped(f"rows/{segment:06d}.arrow", offset, length, batches)
-        return None if mapped is None else self._in_batch(mapped, place, ROW, _ROW_KEY, batches)
+        mapped = self._mapped(f"rows/{segment:06d}.arrow", offset, length, opened)
+        return None if mapped is None else self._in_batch(mapped, place, ROW, _ROW_KEY, opened)
 
-    def _mapped(self, name: str, offset: int, length: int, batches: _Batches) -> Mapped | None:
+    def _mapped(self, name: str, offset: int, length: int, opened: _Opened) -> Mapped | None:
         """The map of a segment, looked at once for each call."""
-        mapped = batches.get(name)
+        mapped = opened.get(name)
         if mapped is None and _SEGMENT.fullmatch(name) is None:
             return None  # a query may ask for any place, and gets none outside the lake
         if mapped is None or offset + length > len(mapped.view):
-            mapped = batches[name] = self._maps.get(name, offset + length)
+            mapped = opened[name] = self._maps.get(name, offset + length)
         fits = mapped is not None and mapped.schema is not None and 0 <= offset <= offset + length <= len(mapped.view)
         return mapped if fits else None
 
     def _in_batch(
-        self, mapped: Mapped, place: _Place, schema: pa.Schema, names: Sequence[str], batches: _Batches
+        self, mapped: Mapped, place: _Place, schema: pa.Schema, names: Sequence[str], opened: _Opened
     ) -> _Found:
         """A row of a batch that pyarrow reads."""
-        batch, keys = self._batch(mapped, place[: -len(names) - 1], schema, names, batches)
-        row = place[-len(names) - 1]
-        return (
-            (batch, row) if batch is not None and 0 <= row < len(keys) and keys[row] == place[-len(names) :] else None
-        )
+        at, row, key = place[: -len(names) - 1], place[-len(names) - 1], place[-len(names) :]
+        batch = self._batch(mapped, at, schema, opened)
+        if batch is None:
+            return None
+        keys = opened.get((at, "keys"))
+        if keys is None:
+            keys = opened[at, "keys"] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+        return (batch, row) if 0 <= row < len(keys) and keys[row] == key else None
 
-    def _batch(
-        self, mapped: Mapped, at: _Place, schema: pa.Schema, names: Sequence[str], batches: _Batches
-    ) -> tuple[pa.RecordBatch | None, list[tuple[Any, ...]]]:
-        """A batch and the keys of its rows, read once for each call; `at` ends with its offset and bytes."""
-        if at not in batches:
+    def _batch(self, mapped: Mapped, at: _Place, schema: pa.Schema, opened: _Opened) -> pa.RecordBatch | None:
+        """A batch, read once for each call; `at` ends with its offset and bytes."""
+        if at not in opened:
             offset, length = at[-2:]
             read = read_batch(mapped.view[offset : offset + length], mapped.schema or schema)
-            batch = None if read is None else conform(read, schema)
-            columns = [] if batch is None else [batch.column(name).to_pylist() for name in names]
-            batches[at] = (batch, list(zip(*columns, strict=True)))
-        return batches[at]
+            opened[at] = None if read is None else conform(read, schema)
+        return opened[at]
 
 
-_Batches = dict[Any, Any]
+_Opened = dict[Any, Any]
 """What one call has opened: maps by name, batches by place."""
-_Read = Callable[[Sequence[_Place], _Batches], list[_Found]]
+_Read = Callable[[Sequence[pa.Array]], list[_Piece]]
 
 
 def _places(columns: Sequence[pa.Array]) -> list[_Place]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-def _assemble(found: Sequence[_Found], schema: pa.Schema) -> pa.ChunkedArray:
-    """STRUCTs in the order of `found`, NULL where there is no record."""
+def _name(columns: Sequence[pa.Array]) -> str:
+    """The segment of the first place."""
+    return f"deltas/{columns[0][0].as_py()}/{columns[1][0].as_py():06d}.arrow"
+
+
+def _runs(columns: Sequence[pa.Array], by: Sequence[pa.Array]) -> Iterator[list[pa.Array]]:
+    """Stretches of `columns` in which those of `by` do not change; none is NULL."""
+    count = len(columns[0])
+    changes = reduce(pc.or_, (pc.not_equal(each.slice(1), each.slice(0, count - 1)) for each in by)) if count else None
+    ends = [] if changes is None else [*(at + 1 for at in pc.indices_nonzero(changes).to_pylist()), count]
+    for start, end in pairwise([0, *ends]):
+        yield [column.slice(start, end - start) for column in columns]
+
+
+def _assemble(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.ChunkedArray:
+    """STRUCTs of all records in their order, NULL where there is none."""
     kind = pa.struct([pa.field(f.name, f.type) for f in schema])
-    pieces: list[pa.Array] = []
+    made: list[pa.Array] = []
+    for piece in pieces:
+        if isinstance(piece, _Alone):
+            made += _by_hand(piece.found, schema, kind)
+        else:
+            made.append(_struct(piece.batch() if isinstance(piece, Plain) else piece))
+    if not made:
+        return pa.chunked_array([], type=kind)
+    wide = next((each.type for each in made if not each.type.equals(kind)), kind)
+    return pa.chunked_array([each if each.type.equals(wide) else each.cast(wide) for each in made])
+
+
+def _by_hand(found: Sequence[_Found], schema: pa.Schema, kind: pa.DataType) -> Iterator[pa.Array]:
     for which, run in groupby(found, key=_group):
         rows = cast("list[Any]", list(run))
         if which == _ABSENT:
-            pieces.append(pa.nulls(len(rows), kind))
+            yield pa.nulls(len(rows), kind)
         elif which == _BY_HAND:
             for columns, n in readable_columns(DELTA_LAYOUT, rows):
                 if columns is None:
-                    pieces.append(pa.nulls(n, kind))
-                    continue
-                fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
-                pieces.append(pa.StructArray.from_arrays(columns, fields=fields))
+                    yield pa.nulls(n, kind)
+                else:
+                    fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
+                    yield pa.StructArray.from_arrays(columns, fields=fields)
         else:
-            source = rows[0][0].batch() if isinstance(rows[0][0], Plain) else rows[0][0]
-            taken = _rows_of(source, [row for _, row in rows])
-            fields = [pa.field(f.name, f.type) for f in taken.schema]
-            pieces.append(pa.StructArray.from_arrays(taken.columns, fields=fields))
-    if not pieces:
-        return pa.chunked_array([], type=kind)
-    wide = next((piece.type for piece in pieces if not piece.type.equals(kind)), kind)
-    return pa.chunked_array([piece if piece.type.equals(wide) else piece.cast(wide) for piece in pieces])
+            yield _struct(_rows_of(rows[0][0], [row for _, row in rows]))
+
+
+def _struct(batch: pa.RecordBatch) -> pa.Array:
+    return pa.StructArray.from_arrays(batch.columns, fields=[pa.field(f.name, f.type) for f in batch.schema])
 
 
 def _rows_of(batch: pa.RecordBatch, rows: list[int]) -> pa.RecordBatch:

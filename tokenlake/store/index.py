@@ -35,16 +35,6 @@ TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_a
 _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
 _GROUP = ("index/group_events", "index/group_places", "index/group_rows")
 _FORGET = {"lineage": "index/forget_events", "deltas": "index/forget_places", "rows": "index/forget_rows"}
-_DELTA_PLACES = pa.schema(
-    [
-        *PLACE,
-        pa.field("rollout_id", pa.string()),
-        pa.field("attempt", pa.int32()),
-        pa.field("call_id", pa.string()),
-        pa.field("digest", pa.binary(32)),
-        pa.field("staged_at", pa.int64()),
-    ]
-)
 _ROW_PLACES = pa.schema(
     [
         *PLACE,
@@ -232,11 +222,12 @@ def _apply(con: duckdb.DuckDBPyConnection, change: Change) -> None:
     if change.events:
         _insert(con, "index/insert_events", pa.Table.from_batches(change.events))
     if change.places:
-        _insert(con, "index/insert_places", _table(change.places, _DELTA_PLACES))
+        _insert(con, "index/insert_places", pa.Table.from_batches(change.places))
     if any(kind == "deltas" for kind, _, _ in change.gone):
         con.execute(sql.read("index/shadow_places"), [None])
     elif change.places:
-        con.execute(sql.read("index/shadow_places"), [sorted({place[5] for place in change.places})])
+        named = pa.Table.from_batches(change.places).column("rollout_id").unique()
+        con.execute(sql.read("index/shadow_places"), [sorted(named.to_pylist())])
     if change.rows:
         _insert(con, "index/insert_rows", _table(change.rows, _ROW_PLACES))
     if change.anchors is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -21,10 +21,11 @@ from tokenlake.errors import FormatError
 from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.deltas import COMPACTED
-from tokenlake.store.encode import DELTA_LAYOUT, EVENT_LAYOUT
+from tokenlake.store.encode import EVENT_LAYOUT
 from tokenlake.store.maps import Mapped, SegmentMaps
-from tokenlake.store.records import conform, delta_keys, row_keys
-from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
+from tokenlake.store.placed import placed, walk_deltas
+from tokenlake.store.records import conform, row_keys
+from tokenlake.store.schema import LINEAGE, PLACE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
 from tokenlake.store.walk import Walk, read_batch, walk
 
@@ -37,6 +38,8 @@ Scanned = dict[Segment, tuple[int, bool, int]]
 
 _VERSION = LINEAGE.get_field_index("schema_version")
 _CONTINUATION = b"\xff\xff\xff\xff"
+_Look = Callable[[Mapped, int, int], Walk[Any]]
+"""Reads what lies between two positions of a segment."""
 
 
 @dataclass(slots=True)
@@ -45,10 +48,10 @@ class Change:
 
     events: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
     """Lineage events with the writer and segment they were read from."""
-    places: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """(writer, segment, byte_offset, byte_length, batch_row, *key) of each delta."""
+    places: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
+    """`PLACED` deltas."""
     rows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """The same of each training row."""
+    """(writer, segment, byte_offset, byte_length, batch_row, *key) of each training row."""
     damaged: list[tuple[Segment, str]] = field(default_factory=list[tuple[Segment, str]])
     gone: set[Segment] = field(default_factory=set[Segment])
     scanned: Scanned = field(default_factory=dict[Segment, tuple[int, bool, int]])
@@ -58,6 +61,12 @@ class Change:
     """(writer, event_seq, event_hash) of each anchor, when one of them changed."""
     partial: bool = False
     """Whether the intake stopped at its limit: there is more."""
+
+    def placed(self) -> Iterator[tuple[Place, DeltaId, bytes]]:
+        """Place, key and digest of each delta."""
+        for batch in self.places:
+            for *place, rollout_id, attempt, call_id, digest, _ in zip(*map(_list, batch.columns), strict=True):
+                yield Place(**dict(zip(PLACE.names, place, strict=True))), (rollout_id, attempt, call_id), digest
 
     @property
     def empty(self) -> bool:
@@ -107,12 +116,7 @@ def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[Delt
     """Where the deltas lie that compaction moved since what is `known`."""
     intake = _Intake(root, maps, known)
     intake.deltas(lambda writer: writer == COMPACTED)
-    found: dict[DeltaId, Place] = {}
-    for writer, segment, offset, length, row, *key in intake.change.places:
-        found[key[0], key[1], key[2]] = Place(
-            writer=writer, segment=segment, byte_offset=offset, byte_length=length, batch_row=row
-        )
-    return found
+    return {key: place for place, key, _ in intake.change.placed()}
 
 
 class _Intake:
@@ -125,7 +129,7 @@ class _Intake:
 
     def lineage(self) -> None:
         for segment in self._growing("lineage", self._present("lineage", _folders(self._root / "lineage"))):
-            found = self._walk(segment, EVENT_LAYOUT.prefix, _event)
+            found = self._walk(segment, _events)
             for batch in _event_batches([value for *_, value in found.found]):
                 newest = max(batch.column(_VERSION).to_pylist(), default=0)
                 if newest > SCHEMA_VERSION:
@@ -161,13 +165,13 @@ class _Intake:
                 present = again
             growing = self._growing("deltas", present, wanted)
             for segment in growing:
-                self.change.places += _placed(segment, self._walk(segment, DELTA_LAYOUT.prefix, _delta))
+                self.change.places += placed(segment[1], segment[2], self._walk(segment, walk_deltas))
             if all((self._root / segment_path(segment)).exists() for segment in growing):
                 return present
 
     def rows(self) -> None:
         for segment in self._growing("rows", self._present("rows", [""])):
-            self.change.rows += _placed(segment, self._walk(segment, _CONTINUATION, _row))
+            self.change.rows += _placed(segment, self._walk(segment, _rows))
 
     def _present(self, kind: str, writers: Iterable[str]) -> set[Segment]:
         folder = self._root / kind
@@ -183,7 +187,7 @@ class _Intake:
     def _read_so_far(self, segment: Segment) -> tuple[int, bool, int]:
         return self.change.scanned.get(segment) or self._known.get(segment, (0, False, 0))
 
-    def _walk(self, segment: Segment, prefix: bytes, read: Callable[[Mapped, int, int], Any]) -> Walk[Any]:
+    def _walk(self, segment: Segment, look: _Look) -> Walk[Any]:
         """The new messages of a segment. One that shrank or was recovered is read again from its start.
 
         A loss of power takes what was read but not yet synced; recovery then puts another file in its place.
@@ -199,23 +203,23 @@ class _Intake:
         if self._left is not None and self._left <= 0:
             self.change.partial |= start < size
             return Walk()
-        found = self._stretch(mapped, max(start, mapped.first), prefix, partial(read, mapped))
+        found = self._stretch(mapped, max(start, mapped.first), look)
         after = (found.scanned, found.ended, mapped.inode)
         if after != before:
             self.change.scanned[segment] = after
         self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
         return found
 
-    def _stretch(self, mapped: Mapped, start: int, prefix: bytes, read: Callable[[int, int], Any]) -> Walk[Any]:
+    def _stretch(self, mapped: Mapped, start: int, look: _Look) -> Walk[Any]:
         """As much from `start` on as the limit leaves, and at least one message."""
         size = len(mapped.view)
         if self._left is None:
-            return walk(mapped.view, start, size, prefix, read)
+            return look(mapped, start, size)
         end = min(size, start + self._left)
-        found: Walk[Any] = walk(mapped.view, start, end, prefix, read)
+        found = look(mapped, start, end)
         while end < size and not (found.found or found.ended):
             end = min(size, 2 * end - start)
-            found = walk(mapped.view, start, end, prefix, read)
+            found = look(mapped, start, end)
         self.change.partial |= end < size and not found.ended
         self._left -= found.scanned - start
         return found
@@ -246,8 +250,16 @@ def _placed(segment: Segment, found: Walk[Any]) -> Iterable[tuple[Any, ...]]:
             yield (segment[1], segment[2], offset, meta + body, row, *key)
 
 
-def _delta(mapped: Mapped, start: int, end: int) -> Any:
-    return None if mapped.schema is None else delta_keys(mapped.view, start, end, mapped.schema)
+def _list(column: pa.Array) -> list[Any]:
+    return column.to_pylist()
+
+
+def _events(mapped: Mapped, start: int, end: int) -> Walk[Any]:
+    return walk(mapped.view, start, end, EVENT_LAYOUT.prefix, partial(_event, mapped))
+
+
+def _rows(mapped: Mapped, start: int, end: int) -> Walk[Any]:
+    return walk(mapped.view, start, end, _CONTINUATION, partial(_row, mapped))
 
 
 def _row(mapped: Mapped, start: int, end: int) -> Any:

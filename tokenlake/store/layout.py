@@ -122,12 +122,13 @@ class Layout:
         self._head_buffers.pack_into(meta, self._buffers_at, *made.buffers)
         absent = tuple(number for number, null in enumerate(made.nulls) if null)
         pack, unpack = made.pack.pack, made.unpack.unpack_from
-        shape = Shape(bytes(meta), made.size, pack, unpack, made.nulls, absent, made.slots)
+        fixed = tuple((a, bytes(meta[a:b])) for a, b in self._fixed)
+        shape = Shape(bytes(meta), made.size, pack, unpack, made.nulls, fixed, absent, made.slots)
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
             self._by_meta.clear()
         self._shapes[key] = shape
-        self._by_meta[b"".join([shape.meta[a:b] for a, b in self._fixed])] = shape
+        self._by_meta[b"".join([piece for _, piece in fixed])] = shape
         return shape
 
     # ---------------------------------------------------------------- reading
@@ -151,10 +152,40 @@ class Layout:
         found = self._head(data, start, end)
         return None if found is None else found[0].unpack(data, start + self.meta_size)
 
-    def shape_at(self, view: memoryview, start: int) -> Shape | None:
-        """The shape of the message at `start`, whose metadata is there whole; None: not one that `assemble` wrote."""
-        shape = self._by_meta.get(b"".join([view[start + a : start + b] for a, b in self._fixed]))
-        return shape or self._recognize(bytes(view[start : start + self.meta_size]))
+    def run(self, view: memoryview, start: int, end: int, most: int) -> tuple[list[int], list[int], list[Shape]]:
+        """(offsets, bytes, shapes) of up to `most` messages that follow one another from `start` on.
+
+        It ends before the first one that `assemble` could not have written, or that is not whole.
+        """
+        offsets: list[int] = []
+        lengths: list[int] = []
+        shapes: list[Shape] = []
+        size, body_length, length_at = self.meta_size, self._body_length.unpack_from, self.length_at
+        shape: Shape | None = None
+        while len(offsets) < most and start + size <= end:
+            meta = bytes(view[start : start + size])
+            shape = self._shape_of(meta, shape)
+            if shape is None:
+                break
+            length = body_length(meta, length_at)[0]
+            if length < shape.size or start + size + length > end:
+                break
+            offsets.append(start)
+            lengths.append(size + length)
+            shapes.append(shape)
+            start += size + length
+        return offsets, lengths, shapes
+
+    def shapes_at(self, view: memoryview, offsets: Sequence[int]) -> list[Shape] | None:
+        """The shapes of messages whose metadata is there whole; None: one of them is not one that `assemble` wrote."""
+        shapes: list[Shape] = []
+        shape: Shape | None = None
+        for start in offsets:
+            shape = self._shape_of(bytes(view[start : start + self.meta_size]), shape)
+            if shape is None:
+                return None
+            shapes.append(shape)
+        return shapes
 
     def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, int] | None:
         """(shape, metadata, bytes of the body) of a message of a known shape."""
@@ -162,13 +193,23 @@ class Layout:
         if body > end:
             return None
         meta = bytes(data[start:body])
-        shape = self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
+        shape = self._shape_of(meta, None)
         if shape is None:
             return None
         length = self._body_length.unpack_from(meta, self.length_at)[0]
         if length < shape.size or body + length > end:
             return None
         return shape, meta, length
+
+    def _shape_of(self, meta: bytes, like: Shape | None) -> Shape | None:
+        """The shape of a message, which is often that of the one before."""
+        if like is not None:
+            for at, piece in like.fixed:
+                if not meta.startswith(piece, at):
+                    break
+            else:
+                return like
+        return self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
 
     def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
         numbers = self._tail_buffers.unpack_from(meta, self.tail_buffers_at)

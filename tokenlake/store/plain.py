@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,17 +28,26 @@ _MAX_SHAPES = 64
 _LONG = pa.int64()
 
 
-def read_plain(layout: Layout, view: memoryview, places: Sequence[tuple[int, int]]) -> Plain | None:
-    """The messages at (offset, bytes) places, all inside `view`; None: at least one of them is not plain."""
-    if any(offset % 8 or length < layout.meta_size for offset, length in places):
+def read_plain(
+    layout: Layout,
+    view: memoryview,
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    shapes: Sequence[Shape] | None = None,
+) -> Plain | None:
+    """The messages at these places, all inside `view`; None: at least one of them is not plain.
+
+    `shapes`: where they are known. No column has been looked at yet: see `Plain.readable`.
+    """
+    if any(offset % 8 for offset in offsets) or min(lengths) < layout.meta_size:
         return None
-    found = [layout.shape_at(view, offset) for offset, _ in places]
-    if None in found or len(set(map(id, found))) > _MAX_SHAPES:
+    found = layout.shapes_at(view, offsets) if shapes is None else shapes
+    if found is None or len(set(map(id, found))) > _MAX_SHAPES:
         return None
-    plain = Plain(layout, view, places, cast("list[Shape]", found))
+    plain = Plain(layout, view, offsets, lengths, found)
     try:
         return plain if plain.sound() else None
-    except (ValueError, struct.error):  # a text that is not UTF-8, a nested list that does not hold together
+    except struct.error:
         return None
 
 
@@ -46,11 +55,15 @@ class Plain:
     """Plain messages, decoded a column at a time."""
 
     def __init__(
-        self, layout: Layout, view: memoryview, places: Sequence[tuple[int, int]], shapes: Sequence[Shape]
+        self,
+        layout: Layout,
+        view: memoryview,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        shapes: Sequence[Shape],
     ) -> None:
         self._layout = layout
         self._view = view
-        offsets, lengths = zip(*places, strict=True)
         self._meta = pa.array(offsets, _LONG)
         self._body = pc.add(self._meta, layout.meta_size)
         self._room = pc.subtract(pa.array(lengths, _LONG), layout.meta_size)
@@ -58,17 +71,20 @@ class Plain:
         self._kinds = list(kinds.values())
         numbers = {key: number for number, key in enumerate(kinds)}
         self._which = pa.array([numbers[id(shape)] for shape in shapes], pa.int32())
-        self._columns: list[pa.Array] = []
-        self._order = pc.sort_indices(pc.sort_indices(self._which))
+        self._columns: dict[str, pa.Array] = {}
+        lists = {tail.name for tail in layout.tails if tail.width}
+        self._heads_and_texts = [name for name in layout.schema.names if name not in lists]
+        self._heads: list[pa.Array] = []
+        self._order = pc.sort_indices(pc.sort_indices(self._which)) if len(kinds) > 1 else None
         """Where each message is when they are sorted by shape."""
         self._tails: list[tuple[pa.Array, pa.Array, pa.Array | None]] = []
         """(position of the data in `view`, its bytes, which are there or None for all) of each tail."""
 
-    def sound(self) -> bool:
-        """Find the tails and read all but the arrays; False where one is not where `assemble` puts it.
+    def __len__(self) -> int:
+        return len(self._meta)
 
-        Raises `ValueError` for what cannot be a column.
-        """
+    def sound(self) -> bool:
+        """Find the tails; False where one is not where `assemble` puts it."""
         position = self._each([shape.size for shape in self._kinds])
         checks: list[pa.Array] = []
         number = 0
@@ -94,10 +110,7 @@ class Plain:
             number += last + 1
         length = self._words(pc.add(self._meta, self._layout.length_at))
         checks += (pc.equal(length, position), pc.less_equal(position, self._room))
-        if not (_all(checks) and self._present(flags)):
-            return False
-        self._columns = list(self._read_heads())
-        return True
+        return _all(checks) and self._present(flags)
 
     def _present(self, flags: Sequence[pa.Array]) -> bool:
         """Read the validity and the offsets that stand before the data of each tail."""
@@ -114,56 +127,66 @@ class Plain:
             self._tails[i] = (data, size, there)
         return _all(checks)
 
+    def readable(self) -> bool:
+        """Read all but the token arrays; False where a text is not UTF-8, or a nested list does not hold together."""
+        try:
+            for name in self._heads_and_texts:
+                self.column(name)
+        except (ValueError, struct.error):
+            return False
+        return True
+
     def column(self, name: str) -> pa.Array:
-        """A column of the head."""
-        return self._columns[self._layout.schema.get_field_index(name)]
+        """A column. Raises `ValueError` or `struct.error` where a value cannot be one; a token array can."""
+        found = self._columns.get(name)
+        if found is None:
+            tails = [i for i, tail in enumerate(self._layout.tails) if tail.name == name]
+            found = self._columns[name] = self._read_tail(tails[0]) if tails else self._read_head(name)
+        return found
 
     def batch(self) -> pa.RecordBatch:
-        """All columns; only here token arrays are read."""
-        columns = [*self._columns, *self._read_tails()]
+        """All columns. Raises as `column` does."""
+        columns = [self.column(name) for name in self._layout.schema.names]
         fields = [pa.field(f.name, c.type) for f, c in zip(self._layout.schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
-    def _read_heads(self) -> Iterator[pa.Array]:
-        heads = self._heads()
+    def _read_head(self, name: str) -> pa.Array:
         at = 0
         leaves = iter(self._layout.leaves)
         for leaf in leaves:
-            if leaf.kind != Kind.STRUCT:
-                yield self._head(leaf, at, heads)
-                at += 1
-                continue
-            children = [next(leaves) for _ in range(leaf.type.num_fields)]
-            inner = [self._head(child, at + i, heads) for i, child in enumerate(children)]
-            yield pa.StructArray.from_arrays(inner, fields=list(leaf.type))
-            at += len(children)
+            inside = [next(leaves) for _ in range(leaf.type.num_fields)] if leaf.kind == Kind.STRUCT else [leaf]
+            if leaf.name == name:
+                values = [self._head(each, at + i) for i, each in enumerate(inside)]
+                return values[0] if inside == [leaf] else pa.StructArray.from_arrays(values, fields=list(leaf.type))
+            at += len(inside)
+        raise KeyError(name)
 
-    def _read_tails(self) -> Iterator[pa.Array]:
-        fields = list(self._layout.schema)[-len(self._layout.tails) :]
-        for tail, field, (data, size, there) in zip(self._layout.tails, fields, self._tails, strict=True):
-            yield self._text(data, size, there) if tail.width == 0 else self._list(tail, data, size, field.type)
+    def _read_tail(self, number: int) -> pa.Array:
+        tail, (data, size, there) = self._layout.tails[number], self._tails[number]
+        kind = self._layout.schema.field(tail.name).type
+        return self._text(data, size, there) if tail.width == 0 else self._list(tail, data, size, kind)
 
-    def _heads(self) -> list[pa.Array]:
-        """The heads of the messages of each shape, which all have its size."""
-        found: list[pa.Array] = []
-        for number, shape in enumerate(self._kinds):
-            start = self._body.filter(pc.equal(self._which, number))
-            data = pa.py_buffer(b"".join(self._pieces(start, shape.size)))
-            found.append(pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data]))
-        return found
-
-    def _head(self, leaf: Leaf, at: int, heads: Sequence[pa.Array]) -> pa.Array:
+    def _head(self, leaf: Leaf, at: int) -> pa.Array:
         if all(shape.nulls[at] for shape in self._kinds):
-            return pa.nulls(len(self._which), leaf.type)
+            return pa.nulls(len(self), leaf.type)
+        if not self._heads:
+            self._heads = list(self._read_heads())
         parts: list[pa.Array] = []
-        for shape, head in zip(self._kinds, heads, strict=True):
+        for shape, head in zip(self._kinds, self._heads, strict=True):
             start, size = shape.slots[at]
             parts.append(
                 pa.nulls(len(head), leaf.type)
                 if shape.nulls[at]
                 else _values(leaf, pc.binary_slice(head, start, start + size), size)
             )
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
+        return parts[0] if self._order is None else pa.concat_arrays(parts).take(self._order)
+
+    def _read_heads(self) -> Iterator[pa.Array]:
+        """The heads of the messages of each shape, which all have its size."""
+        for number, shape in enumerate(self._kinds):
+            start = self._body if self._order is None else self._body.filter(pc.equal(self._which, number))
+            data = pa.py_buffer(b"".join(self._pieces(start, shape.size)))
+            yield pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data])
 
     def _text(self, start: pa.Array, size: pa.Array, there: pa.Array | None) -> pa.Array:
         data = b"".join(self._pieces(start, size))

@@ -72,12 +72,11 @@ class StagedDeltas:
         for segment in change.gone:
             self._scanned.pop(segment, None)
         self._scanned |= change.scanned
-        for writer, segment, offset, length, row, rollout_id, attempt, call_id, digest, _ in change.places:
-            place = Place(writer=writer, segment=segment, byte_offset=offset, byte_length=length, batch_row=row)
+        for place, (rollout_id, attempt, call_id), digest in change.placed():
             copies = self._rollouts.setdefault(rollout_id, {}).setdefault((attempt, call_id), [])
             if all(known != digest for known, _ in copies):
                 copies.append((digest, place))
-            elif writer == COMPACTED:
+            elif place.writer == COMPACTED:
                 copies[:] = [(d, place if d == digest else p) for d, p in copies]
 
     def _forget(self, gone: set[tuple[str, int]]) -> None:

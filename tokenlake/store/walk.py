@@ -32,7 +32,7 @@ class Walk(Generic[T]):
     """What a walk found."""
 
     found: list[tuple[int, int, int, T]] = field(default_factory=list["tuple[int, int, int, T]"])
-    """(offset, metadata bytes, body bytes, what `read` made of it) of each message."""
+    """(offset, metadata bytes, body bytes, what `read` made of it) of each message; of many together, their bytes."""
     scanned: int = 0
     """Where the next walk goes on."""
     ended: bool = False
@@ -69,11 +69,20 @@ def walk(
     end: int,
     prefix: bytes,
     read: Callable[[int, int], T | None],
+    leap: Callable[[int, int], tuple[int, T] | None] = lambda _, __: None,
 ) -> Walk[T]:
-    """Read the messages from `start` on. `read(offset, end)` returns None for what is not a readable record batch."""
+    """Read the messages from `start` on. `read(offset, end)` returns None for what is not a readable record batch.
+
+    `leap(offset, end)` may read many messages at once: (where they end, what it made of them).
+    """
     out: Walk[T] = Walk(scanned=start)
     at = start
     while at < end:
+        run = leap(at, end)
+        if run is not None:
+            out.found.append((at, 0, run[0] - at, run[1]))
+            out.scanned = at = run[0]
+            continue
         lengths = message_lengths(view, at, end)
         if lengths == (8, 0):
             out.ended = True
