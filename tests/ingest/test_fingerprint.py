@@ -205,3 +205,13 @@ def test_what_cannot_be_captured_is_refused_by_name(message: Any, field: str) ->
     with pytest.raises(InvalidInput) as refused:
         READER.conversation([message])
     assert refused.value.detail["field"] == field
+
+
+@pytest.mark.parametrize("unfold", [False, True])
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+@pytest.mark.parametrize("content", ["plain", "", "é", "<think>why</think>so", ["a"], [{"type": "text", "text": "a"}]])
+def test_a_message_in_a_conversation_reads_as_it_does_alone(role: str, content: Any, unfold: bool) -> None:
+    reader = ChatReader(TurnMaker(strip=[re.compile("la")], unfold=unfold))
+    for more in ({}, {"name": "n"}, {"refusal": None}):
+        message = {"role": role, "content": content, **more}
+        assert reader.conversation([message]).turns == (reader.turn(message),)

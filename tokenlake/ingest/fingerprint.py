@@ -18,8 +18,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 from tokenlake.errors import InvalidInput
@@ -28,7 +30,10 @@ from tokenlake.ingest.messages import Conversation, Turn
 __all__ = ["History", "canonical_arguments", "json_digest", "reasoning_digest", "text_digest", "trace"]
 
 _MAX_NESTING = 100
+_u64 = struct.Struct("<Q").pack
 _START = hashlib.sha256(b"tokenlake.fingerprint.1").digest()
+_INSTRUCTIONS = ("system", "developer")
+_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,31 +83,31 @@ class History:
 def trace(conversation: Conversation) -> History:
     """Digest a whole request."""
     linkage: dict[str, int] = {}
-    digests = [_turn_digest(turn, linkage) for turn in conversation.turns]
     tools = hashlib.sha256(b"tokenlake.tools.1" + b"".join(map(_canonical, conversation.tools))).digest()
-    preamble = tools
-    for turn, digest in zip(conversation.turns, digests, strict=True):
-        if turn.role not in ("system", "developer"):
-            break
-        preamble = _chain(preamble, digest)
-    context = boundary_context = tools
+    preamble = context = boundary_context = tools
     fingerprint = _START
     boundary_turns = model_turns = 0
     reasoning: list[tuple[int, bytes]] = []
     marker: str | None = None
-    for index, (turn, digest) in enumerate(zip(conversation.turns, digests, strict=True)):
+    leading = True
+    for index, turn in enumerate(conversation.turns):
+        digest = _turn_digest(turn, linkage)
         context = _chain(context, digest)
         if turn.role == "assistant":
+            leading = False
             fingerprint = _chain(fingerprint, digest)
             boundary_context, boundary_turns, marker = context, index + 1, turn.marker
             model_turns += 1
             if turn.reasoning is not None:
                 reasoning.append((index, reasoning_digest(turn.reasoning)))
+        elif leading:
+            leading = turn.role in _INSTRUCTIONS
+            preamble = context if leading else preamble
     return History(
         preamble=preamble,
         fingerprint=fingerprint,
         context=context,
-        turns=len(digests),
+        turns=len(conversation.turns),
         model_turns=model_turns,
         boundary_context=boundary_context,
         boundary_turns=boundary_turns,
@@ -118,7 +123,7 @@ def json_digest(value: object) -> bytes:
     Raises `InvalidInput` for a value that is nested too deeply.
     """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        text = _dumps(value)
     except RecursionError as error:
         raise InvalidInput("JSON is nested too deeply") from error
     return hashlib.sha256(b"tokenlake.json.1" + text.encode()).digest()
@@ -151,8 +156,10 @@ def canonical_arguments(arguments: object) -> bytes:
 
 
 def _turn_digest(turn: Turn, linkage: dict[str, int]) -> bytes:
-    fields = [_frame(b"r", turn.role.encode())]
-    fields += [_frame(b"t", _utf8(part)) for part in turn.parts]
+    fields = [_role(turn.role)]
+    for part in turn.parts:
+        raw = _utf8(part)
+        fields += (b"t", _u64(len(raw)), raw)
     if turn.name is not None and turn.role != "tool":
         fields.append(_frame(b"m", _utf8(turn.name)))
     if turn.tool_call_id is not None:
@@ -169,7 +176,12 @@ def _chain(state: bytes, digest: bytes) -> bytes:
 
 
 def _frame(tag: bytes, data: bytes) -> bytes:
-    return tag + len(data).to_bytes(8, "little") + data
+    return tag + _u64(len(data)) + data
+
+
+@lru_cache(maxsize=8)
+def _role(role: str) -> bytes:
+    return _frame(b"r", role.encode())
 
 
 def _utf8(text: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tokenlake.api.dialects.content import (
     TurnMaker,
@@ -21,6 +21,8 @@ from tokenlake.ingest.messages import Conversation, Turn, TurnCall
 
 __all__ = ["ChatReader"]
 
+_PLAIN = 2
+"""Fields of a message that has a role and a content and nothing else."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -35,7 +37,9 @@ class ChatReader:
         given = items(messages, "messages")
         if not given:
             raise InvalidInput("messages must be a non-empty array", field="messages")
-        turns = tuple(self.turn(message, f"messages[{index}]") for index, message in enumerate(given))
+        turns = tuple(
+            self._plain(message) or self.turn(message, f"messages[{index}]") for index, message in enumerate(given)
+        )
         shown = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(items(tools, "tools")))
         return Conversation(turns=turns, tools=shown)
 
@@ -54,6 +58,18 @@ class ChatReader:
         if role == "tool" and answers is None:
             raise InvalidInput(f"{where}.tool_call_id is missing", field=f"{where}.tool_call_id")
         return Turn(role=role, parts=parts, tool_call_id=answers, name=name)
+
+    def _plain(self, message: object) -> Turn | None:
+        """The turn of a message that is a role and a text, as most of a long conversation is; None: look closer."""
+        if not isinstance(message, dict):
+            return None
+        fields = cast("dict[str, Any]", message)
+        role, text = fields.get("role"), fields.get("content")
+        if len(fields) != _PLAIN or not isinstance(text, str) or not text or not text.isascii():
+            return None
+        if role == "user":
+            return Turn(role="user", parts=(text,))
+        return self._make.assistant((text,), None, ()) if role == "assistant" else None
 
     def _assistant(self, fields: Mapping[str, Any], parts: tuple[str, ...], name: str | None, where: str) -> Turn:
         for key in ("audio", "function_call"):

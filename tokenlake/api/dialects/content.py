@@ -83,7 +83,7 @@ def some(texts: Iterable[str | None]) -> tuple[str, ...]:
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
     """A JSON object, or `InvalidInput`."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):
         raise InvalidInput(f"{where} must be an object", field=where)
     return cast("Mapping[str, Any]", value)
 

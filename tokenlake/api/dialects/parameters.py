@@ -57,9 +57,9 @@ _NEUTRAL: Neutral = {
 
 def refuse(body: Mapping[str, Any], own: Neutral) -> None:
     """Raise `InvalidInput` for the first parameter that is not neutral; `own` are those of one dialect."""
-    for name, values in {**_NEUTRAL, **own}.items():
-        value = body.get(name)
-        if value is not None and not any(_same(value, neutral) for neutral in values):
+    for name, value in body.items():
+        values = own.get(name, _NEUTRAL.get(name))
+        if values is not None and value is not None and not any(_same(value, neutral) for neutral in values):
             raise InvalidInput(f"{name} is not supported with this value", field=name)
 
 
