@@ -169,11 +169,13 @@ def test_a_peer_is_named_with_the_interpreter_of_its_environment(capsys: pytest.
         assert f"'{wrong}' is no peer: there are {', '.join(PEERS)}" in capsys.readouterr().err
 
 
-def test_make_bench_sets_up_every_peer_and_by_default_nemo_gym_alone() -> None:
+def test_make_bench_sets_up_every_documented_peer_and_by_default_nemo_gym_alone() -> None:
     text = (ROOT / "Makefile").read_text()
     assert re.findall(r"^STAMP_(\S+) :=", text, re.MULTILINE) == list(PEERS)
     assert re.findall(r"^PEERS \?= (.*)", text, re.MULTILINE) == ["nemo-gym"]
     assert all(find_spec(module) is not None for _, module in PEERS.values())
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert [name for name in PEERS if f"\n| `{name}` |" not in page] == []
     command = ["make", "--dry-run", "--no-print-directory", "bench", "PEERS=lance transferqueue", "ARGS=--quick"]
     *_, last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     named = [argument for argument in last.split() if "=" in argument]
