@@ -9,8 +9,9 @@ import pytest
 
 from tokenlake.api.dialects.chat_reader import ChatReader
 from tokenlake.api.dialects.content import TurnMaker
+from tokenlake.ingest.calls import Call, Node
 from tokenlake.ingest.fingerprint import History, trace
-from tokenlake.ingest.resolve import AttemptLineage, Node, since
+from tokenlake.ingest.resolve import AttemptLineage, since
 
 READER = ChatReader(TurnMaker())
 SYSTEM = {"role": "system", "content": "s"}
@@ -47,7 +48,7 @@ class Agent:
         after = history.answered(READER.turn(answer))
         node = Node(
             call_id=call_id,
-            parent=parent,
+            before=parent,
             root_call_id=parent.root_call_id if parent else call_id,
             depth=parent.depth + 1 if parent else 0,
             cum_len=len(tokens),
@@ -59,7 +60,7 @@ class Agent:
             reasoning=since(after, parent),
             place=None,
         )
-        self.lineage.commit(node, seed=history.fingerprint if found.cause == "seeded" else None)
+        self.lineage.commit(Call(node=node), seed=history.fingerprint if found.cause == "seeded" else None)
         return node
 
 

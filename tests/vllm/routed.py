@@ -23,8 +23,8 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
     bind_routed_experts_capturer,
 )
 
+from tokenlake.ingest.calls import Node
 from tokenlake.ingest.prompter import Prompt
-from tokenlake.ingest.resolve import Node
 from tokenlake.ingest.routed_experts import Routing
 from tokenlake.ingest.vllm.recording import RecordedEngine
 
@@ -98,7 +98,7 @@ def main(directory: Path) -> None:
     first = asyncio.run(record(engine, root))
     whole = [*root.ids, *first.token_ids]
     parent = Node(
-        call_id="c0", parent=None, root_call_id="c0", depth=0, cum_len=len(whole), chain_hash=bytes(32),
+        call_id="c0", before=None, root_call_id="c0", depth=0, cum_len=len(whole), chain_hash=bytes(32),
         fingerprint=b"", context=b"", preamble=b"", turns=1, reasoning=(), place=None,
     )  # fmt: skip
     child = Prompt(parent, None, array("i", [*whole, 40, 41]), array("i", whole).tobytes())

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from sys import intern
 from typing import Any
 
-from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Overflow, Rollout, State
+from tokenlake.api.rollouts import Attempt, Failure, Group, Overflow, Rollout, State
 from tokenlake.ids import split_rollout_id
+from tokenlake.ingest.calls import Call, Node
 from tokenlake.ingest.fingerprint import text_digest
-from tokenlake.ingest.resolve import Node
 from tokenlake.store.delta import Place
 
 __all__ = ["UNDELIVERED", "Control", "Event"]
@@ -113,17 +112,16 @@ def _call_committed(control: Control, event: Event) -> None:
     if attempt is None or event["call_id"] in attempt.calls or attempt.released:
         return
     detail = _detail(event)
-    call = _call(event, detail, attempt)
-    attempt.calls[event["call_id"]] = call
+    seed = detail.get("seed")
+    attempt.lineage.commit(_call(event, detail, attempt), seed=bytes.fromhex(seed) if seed else None)
     attempt.committed += 1
     attempt.touched_at = event["at"]
-    attempt.inflight.discard(event["call_id"])
+    attempt.leave(event["call_id"])
     if detail.get("poison"):
-        attempt.failures.append(Failure(call_id=event["call_id"], reason=detail["poison"], answered=True))
-    seed = detail.get("seed")
-    attempt.lineage.commit(call.node, seed=bytes.fromhex(seed) if seed else None)
-    if call.idempotency_digest is not None:
-        attempt.keys[call.idempotency_digest] = event["call_id"]
+        attempt.failures += (Failure(call_id=event["call_id"], reason=detail["poison"], answered=True),)
+    key = event.get("idempotency_digest")
+    if key is not None:
+        attempt.keys = {**attempt.keys, key: event["call_id"]}
 
 
 def _call_failed(control: Control, event: Event) -> None:
@@ -132,16 +130,14 @@ def _call_failed(control: Control, event: Event) -> None:
         return
     if event.get("reason") == UNDELIVERED:
         if _detail(event).get("delivered"):
-            attempt.undelivered.discard(event["call_id"])
+            attempt.undelivered -= {event["call_id"]}
         elif event["call_id"] in attempt.calls:
-            attempt.undelivered.add(event["call_id"])
+            attempt.undelivered |= {event["call_id"]}
         return
     answered = bool(event.get("answered"))
-    attempt.failures.append(
-        Failure(call_id=event["call_id"], reason=event.get("reason") or "unknown", answered=answered)
-    )
+    attempt.failures += (Failure(call_id=event["call_id"], reason=event.get("reason") or "unknown", answered=answered),)
     attempt.touched_at = event["at"]
-    attempt.inflight.discard(event["call_id"])
+    attempt.leave(event["call_id"])
     attempt.lineage.failed(answered=answered)
 
 
@@ -152,9 +148,9 @@ def _call_overflowed(control: Control, event: Event) -> None:
     overflow = Overflow(
         call_id=event["call_id"], response_id=event.get("response_id"), parent_call_id=event.get("parent_call_id")
     )
-    attempt.overflows[overflow.call_id] = overflow
+    attempt.overflows = {**attempt.overflows, overflow.call_id: overflow}
     attempt.touched_at = event["at"]
-    attempt.inflight.discard(event["call_id"])
+    attempt.leave(event["call_id"])
     detail = _detail(event)
     parent = attempt.calls.get(overflow.parent_call_id or "")
     if event.get("fingerprint") and "preamble" in detail:
@@ -245,27 +241,23 @@ def _reasoning(detail: Mapping[str, Any]) -> tuple[tuple[int, bytes], ...]:
 
 
 def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
-    """What calls have in common is held once."""
     before = attempt.calls.get(event.get("parent_call_id") or "")
-    parent = before and before.node
-    preamble = bytes.fromhex(detail.get("preamble", ""))
-    root_call_id = event.get("root_call_id") or event["call_id"]
     node = Node(
         call_id=event["call_id"],
-        parent=parent,
-        root_call_id=parent.root_call_id if parent and parent.root_call_id == root_call_id else root_call_id,
+        before=before and before.node,
+        root_call_id=event.get("root_call_id") or event["call_id"],
         depth=event.get("depth") or 0,
         cum_len=event["cum_len"],
         chain_hash=event["chain_hash"],
         fingerprint=event.get("fingerprint") or event["chain_hash"],
         context=event.get("context_digest") or b"",
-        preamble=parent.preamble if parent and parent.preamble == preamble else preamble,
+        preamble=bytes.fromhex(detail.get("preamble", "")),
         turns=detail.get("turns", 0),
         reasoning=_reasoning(detail),
         place=None
         if event.get("writer") is None
         else Place(
-            writer=intern(event["writer"]),
+            writer=event["writer"],
             segment=event["segment"],
             byte_offset=event["byte_offset"],
             byte_length=event["byte_length"],
@@ -278,7 +270,7 @@ def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
         prev_len=event["prev_len"],
         delta_len=event["delta_len"],
         sampled_tokens=event["sampled_tokens"],
-        mode=intern(event["mode"]),
+        mode=event["mode"],
         cause=event.get("reason"),
         weight_version=event.get("weight_version"),
         weight_version_end=event.get("weight_version_end"),
@@ -286,7 +278,6 @@ def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
         prompt_digest=event.get("prompt_digest"),
         text_digest=text_digest(event.get("served_text") or ""),
         request_digest=event.get("request_digest"),
-        idempotency_digest=event.get("idempotency_digest"),
     )
 
 

@@ -38,12 +38,13 @@ from tokenlake.errors import (
     TokenlakeError,
 )
 from tokenlake.ids import mint_call_id
+from tokenlake.ingest.calls import Node
 from tokenlake.ingest.engine import AssistantTurn, Engine, Generation
 from tokenlake.ingest.fingerprint import History, trace
 from tokenlake.ingest.first_call import until_first_call
 from tokenlake.ingest.messages import Conversation, to_messages
 from tokenlake.ingest.prompter import Prompt, Prompter
-from tokenlake.ingest.resolve import Cause, Node, Resolution
+from tokenlake.ingest.resolve import Cause, Resolution
 
 __all__ = ["Gate", "overflow_answer"]
 
@@ -103,7 +104,7 @@ class Gate:
         if self.admit(flight.attempt.rollout_id, flight.attempt.attempt) is not flight.attempt:
             raise Conflict(f"rollout {flight.attempt.rollout_id} was closed")
         self._recorder.check_space()
-        flight.attempt.inflight.add(flight.call_id)
+        flight.attempt.inflight |= {flight.call_id}
         task = asyncio.create_task(self._run(flight))
         self._flights[flight] = task
         task.add_done_callback(lambda _: self._landed(flight))
@@ -177,8 +178,8 @@ class Gate:
             if running is not None:
                 return await self._join(flight, *running)
             parents = {call.node.parent.call_id for call in attempt.calls.values() if call.node.parent is not None}
-            for call_id, call in reversed(attempt.calls.items()):
-                if call.request_digest == flight.request_digest and call_id not in parents:
+            for call_id in reversed(attempt.calls):
+                if attempt.calls[call_id].request_digest == flight.request_digest and call_id not in parents:
                     return await self._again(attempt, call_id)
         return None
 

@@ -139,7 +139,7 @@ class Lifecycle:
                         "detail": json.dumps(detail),
                     },
                 )
-                found.unsaved.clear()
+                found.unsaved = ()
                 receipt = receipt_of(found, manifest_of(found))
             finally:
                 found.closing = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenlake.api.rollouts import Attempt, Call, Failure, Group, Rollout
+from tokenlake.api.rollouts import Attempt, Failure, Group, Rollout
 from tokenlake.api.terminal import Terminal
+from tokenlake.ingest.calls import Call
 from tokenlake.store.schema import PLACEHOLDER_REASONS
 
 __all__ = ["entry_of", "failure_reason", "group_state", "manifest_of", "placeholder_of", "receipt_of", "rollout_state"]

@@ -215,7 +215,7 @@ class Recorder:
             if answered and flight.cut_off():
                 # Text of it has gone out: it poisons from memory, until the attempt ends and it is written first.
                 self._control.apply({**event, "at": flight.attempt.touched_at})
-                flight.attempt.unsaved.append(event)
+                flight.attempt.unsaved += (event,)
             if answered:
                 raise
             # The agent gets an error for this call either way, and a call it has no answer of spoils nothing.

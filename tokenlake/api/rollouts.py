@@ -6,35 +6,20 @@ No token is here; a call costs a few hundred bytes until its group is published 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
-from tokenlake.ingest.resolve import AttemptLineage, Node
+from tokenlake.ingest.calls import Calls
+from tokenlake.ingest.resolve import AttemptLineage
 
-__all__ = ["Attempt", "Call", "Failure", "Group", "Overflow", "Rollout", "State"]
+__all__ = ["Attempt", "Failure", "Group", "Overflow", "Rollout", "State"]
 
 State = Literal["open", "frozen", "sealed", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One committed call."""
-
-    node: Node
-    response_id: str | None
-    prev_len: int
-    delta_len: int
-    sampled_tokens: int
-    mode: str
-    cause: str | None
-    """Why it is a root; None of a call with a parent."""
-    weight_version: int | None
-    weight_version_end: int | None
-    digest: bytes
-    prompt_digest: bytes | None
-    text_digest: bytes
-    request_digest: bytes | None
-    idempotency_digest: bytes | None
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+"""What most attempts have; one that has more is given a mapping of its own."""
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +49,15 @@ class Attempt:
     registered_at: int
     state: State = "open"
     lineage: AttemptLineage = field(default_factory=AttemptLineage)
-    calls: dict[str, Call] = field(default_factory=dict[str, Call])
-    """Committed calls in commit order."""
-    overflows: dict[str, Overflow] = field(default_factory=dict[str, Overflow])
-    failures: list[Failure] = field(default_factory=list[Failure])
-    inflight: set[str] = field(default_factory=set[str])
+    overflows: Mapping[str, Overflow] = field(default_factory=lambda: _NONE)
+    failures: tuple[Failure, ...] = ()
+    inflight: frozenset[str] = _NOBODY
     """Calls admitted and not yet committed, failed or refused; not durable."""
-    keys: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    keys: Mapping[bytes, str] = field(default_factory=lambda: _NONE)
     """Idempotency digest to the call that answered it."""
-    undelivered: set[str] = field(default_factory=set[str])
+    undelivered: frozenset[str] = _NOBODY
     """Committed calls whose client was gone before their answer: leaves that do not count."""
-    unsaved: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    unsaved: tuple[dict[str, Any], ...] = ()
     """Failures of answers that were cut off and could not be written down: they poison, and are written with the end
     of the attempt."""
     landed: asyncio.Event | None = None
@@ -93,9 +76,14 @@ class Attempt:
     released: bool = False
     """Its group is published or a newer attempt exists: nothing can continue it, and its calls are only in the lake."""
 
+    def leave(self, call_id: str) -> None:
+        """A call is in flight no more, where it was."""
+        if call_id in self.inflight:
+            self.inflight = self.inflight - {call_id} or _NOBODY
+
     def land(self, call_id: str) -> None:
         """A call in flight ended."""
-        self.inflight.discard(call_id)
+        self.leave(call_id)
         if self.landed is not None:
             self.landed.set()
 
@@ -103,10 +91,14 @@ class Attempt:
         """Drop what only a call or a seal would need."""
         self.released = True
         self.lineage = AttemptLineage()
-        self.calls = {}
-        self.overflows = {}
-        self.keys = {}
-        self.undelivered = set()
+        self.overflows = _NONE
+        self.keys = _NONE
+        self.undelivered = _NOBODY
+
+    @property
+    def calls(self) -> Calls:
+        """Committed calls in commit order."""
+        return self.lineage.calls
 
     @property
     def poison(self) -> Failure | None:

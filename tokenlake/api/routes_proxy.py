@@ -73,7 +73,7 @@ async def uncaptured(request: Request, rollout_id: str, path: str) -> Response:
         raise NotFound(f"{request.method} /{path} is not served under a rollout's prefix")
     attempt = service.gate.admit(rollout_id, number)
     call_id = mint_call_id()
-    attempt.inflight.add(call_id)
+    attempt.inflight |= {call_id}
 
     def done() -> None:
         attempt.touched_at = now_us()

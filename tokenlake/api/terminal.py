@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tokenlake.api.rollouts import Attempt, Call
+from tokenlake.api.rollouts import Attempt
+from tokenlake.ingest.calls import Call
 from tokenlake.ingest.fingerprint import text_digest
 
 __all__ = ["Terminal", "find_terminal"]
@@ -82,7 +83,7 @@ def _named(attempt: Attempt, names: Iterable[str]) -> tuple[set[str], str | None
         if overflow is not None:
             overflowed = name
         target = name if overflow is None else overflow.parent_call_id
-        if target in attempt.calls:
+        if target is not None and target in attempt.calls:
             found.add(target)
     return found, overflowed
 

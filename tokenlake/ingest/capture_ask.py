@@ -12,8 +12,9 @@ from typing import Any, Self, get_args
 
 from tokenlake.errors import InvalidInput
 from tokenlake.ids import check_call_id, split_rollout_id
+from tokenlake.ingest.calls import Node
 from tokenlake.ingest.coords import place_of
-from tokenlake.ingest.resolve import Cause, Node
+from tokenlake.ingest.resolve import Cause
 
 __all__ = ["CALL_PATH", "CAPTURE_PATH", "WEIGHTS_PATH", "CaptureAsk"]
 
@@ -91,7 +92,7 @@ def _node(link: Mapping[str, Any], parent: Node | None, turns: int) -> Node:
     place = link["place"]
     return Node(
         call_id=link["call_id"],
-        parent=parent,
+        before=parent,
         root_call_id=link["call_id"] if parent is None else parent.root_call_id,
         depth=0 if parent is None else parent.depth + 1,
         cum_len=link["cum_len"],

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Protocol
 
 from tokenlake.errors import DamagedLake
-from tokenlake.ingest.resolve import Node
+from tokenlake.ingest.calls import Node
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.digest import ArrayBytes, chain_hash
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenlake.errors import DamagedLake, InvalidInput, NotFound, StorageFailed
+from tokenlake.ingest.calls import Node
 from tokenlake.ingest.capture import ParentLink
 from tokenlake.ingest.engine import Message, Tool
 from tokenlake.ingest.prefixes import Prefixes
-from tokenlake.ingest.resolve import Cause, Node
+from tokenlake.ingest.resolve import Cause
 from tokenlake.ingest.splice import SpliceFailed, Template, splice
 
 __all__ = ["Origin", "Prompt", "Prompter", "Renderer"]

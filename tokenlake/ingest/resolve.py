@@ -6,14 +6,14 @@ and no token. It is never evicted while its rollout is open, and a restarted gat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenlake.ingest.calls import Call, Calls, Node
 from tokenlake.ingest.fingerprint import History
-from tokenlake.store.delta import Place
 
-__all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Cause", "Node", "Resolution", "since"]
+__all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Cause", "Resolution", "since"]
 
 Cause = Literal[
     "no_history",
@@ -41,43 +41,6 @@ UNRESOLVED: tuple[Cause, ...] = CAUSES[2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One committed call."""
-
-    call_id: str
-    parent: Node | None
-    root_call_id: str
-    depth: int
-    cum_len: int
-    chain_hash: bytes
-    fingerprint: bytes
-    """Of the model-written turns up to and including its answer."""
-    context: bytes
-    """Of everything up to and including its answer."""
-    preamble: bytes
-    turns: int
-    """Turns up to and including its answer."""
-    reasoning: tuple[tuple[int, bytes], ...]
-    """(turn, digest) of the reasoning in turns after the parent's answer, its own answer's included."""
-    place: Place | None
-    """Where its delta lies; None when lineage does not say."""
-
-    @property
-    def node(self) -> Node:
-        """What an echo of its answer stands for."""
-        return self
-
-    def chain(self) -> list[Node]:
-        """Root to this call."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
     """What a request continues."""
 
@@ -98,6 +61,7 @@ class _Overflowed:
     reasoning: tuple[tuple[int, bytes], ...]
 
 
+_NONE: frozenset[bytes] = frozenset()
 _Echo = Node | _Overflowed
 """An answer that may be echoed."""
 
@@ -105,19 +69,19 @@ _Echo = Node | _Overflowed
 class AttemptLineage:
     """The calls of one attempt, by what their answers say. Not thread-safe: the gate's event loop owns it."""
 
+    __slots__ = ("_answered_failures", "_overflowed", "_seeds", "calls")
+
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self._echoes: dict[bytes, _Echo | list[_Echo]] = {}
-        self._overflowed: dict[str, _Overflowed] = {}
-        self._seeds: set[bytes] = set()
+        self.calls = Calls()
+        self._overflowed: dict[str, _Overflowed] | None = None
+        self._seeds: frozenset[bytes] = _NONE
         self._answered_failures = 0
 
-    def commit(self, node: Node, *, seed: bytes | None = None) -> None:
+    def commit(self, call: Call, *, seed: bytes | None = None) -> None:
         """A call became durable and committed. `seed`: the request's fingerprint, of a root that started seeded."""
-        self.nodes[node.call_id] = node
-        self._remember(node)
+        self.calls.add(call)
         if seed is not None:
-            self._seeds.add(seed)
+            self._seeds |= {seed}
 
     def overflow(
         self,
@@ -130,8 +94,8 @@ class AttemptLineage:
         reasoning: tuple[tuple[int, bytes], ...],
     ) -> None:
         """An overflowed call was answered with an empty turn; the digests cover that turn."""
-        echo = self._overflowed[call_id] = _Overflowed(parent, fingerprint, context, preamble, reasoning)
-        self._remember(echo)
+        echo = _Overflowed(parent, fingerprint, context, preamble, reasoning)
+        self._overflowed = {**(self._overflowed or {}), call_id: echo}
 
     def failed(self, *, answered: bool) -> None:
         """A call failed. Only an answered one may come back as history that nobody captured."""
@@ -141,12 +105,13 @@ class AttemptLineage:
         """The parent of a request, or why it is a root."""
         if history.model_turns == 0:
             return _root("no_history")
-        known = self._echoes.get(history.fingerprint)
-        if known is None:
+        overflowed = self._overflowed or {}
+        echoes: list[_Echo] = [*self.calls.saying(history.fingerprint)]
+        echoes += [echo for echo in overflowed.values() if echo.fingerprint == history.fingerprint]
+        if not echoes:
             return _root(self._unknown(history))
-        echoes = known if isinstance(known, list) else [known]
         if history.marker is not None:
-            marked = self.nodes.get(history.marker) or self._overflowed.get(history.marker)
+            marked = next((echo for echo in echoes if _is(echo, history.marker)), overflowed.get(history.marker))
             if marked is not None and marked.fingerprint == history.fingerprint and _agrees(marked, history):
                 return _found("marker", marked.node and _first_twin(marked.node, echoes))
         agreeing = [echo for echo in echoes if _agrees(echo, history)]
@@ -159,15 +124,8 @@ class AttemptLineage:
         return _found("match", nodes[0] if nodes else None)
 
     def _unknown(self, history: History) -> Cause:
-        first = not self.nodes and not self._overflowed and not self._answered_failures
+        first = not self.calls and not self._overflowed and not self._answered_failures
         return "seeded" if first or history.fingerprint in self._seeds else "no_match"
-
-    def _remember(self, echo: _Echo) -> None:
-        known = self._echoes.setdefault(echo.fingerprint, echo)
-        if isinstance(known, list):
-            known.append(echo)
-        elif known is not echo:
-            self._echoes[echo.fingerprint] = [known, echo]
 
 
 def since(history: History, parent: Node | None) -> tuple[tuple[int, bytes], ...]:
@@ -183,6 +141,10 @@ def _root(cause: Cause) -> Resolution:
 def _found(outcome: Literal["match", "marker"], node: Node | None) -> Resolution:
     """An overflowed first call stands for no sampled token: what follows it starts anew."""
     return _root("no_history") if node is None else Resolution(outcome=outcome, cause=None, parent=node)
+
+
+def _is(echo: _Echo, call_id: str) -> bool:
+    return isinstance(echo, Node) and echo.call_id == call_id
 
 
 def _agrees(echo: _Echo, history: History) -> bool:
@@ -206,7 +168,7 @@ def _first_twin(node: Node, echoes: Iterable[_Echo]) -> Node:
     return next((each for each in echoes if isinstance(each, Node) and each.chain_hash == node.chain_hash), node)
 
 
-def _difference(echoes: list[_Echo], history: History) -> Cause:
+def _difference(echoes: Sequence[_Echo], history: History) -> Cause:
     """Same visible model-written turns, but something else is not as it was."""
     if any(echo.context == history.boundary_context for echo in echoes):
         return "no_match"
@@ -220,5 +182,5 @@ def _distinct(nodes: Iterable[Node]) -> list[Node]:
         unique.setdefault(node.chain_hash, node)
     if len(unique) < 2:
         return list(unique.values())
-    ancestors = {ancestor.chain_hash for node in unique.values() for ancestor in node.chain() if ancestor is not node}
+    ancestors = {ancestor.chain_hash for node in unique.values() for ancestor in node.chain()[:-1]}
     return [node for node in unique.values() if node.chain_hash not in ancestors]
