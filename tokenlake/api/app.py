@@ -38,6 +38,9 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Tokenlake", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     app.state.service = service
     app.add_middleware(Doorway, metrics=service.metrics, traces=service.traces)
+    if service.capture == "off":
+        app.include_router(routes_proxy.instead)
+    app.router.routes.extend(routes_model.calls)
     app.include_router(routes_data.health)
     app.include_router(routes_control.router)
     app.include_router(routes_claims.router)
@@ -47,8 +50,6 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(routes_model.plain_calls)
     if service.proxy is not None:
         app.include_router(routes_proxy.beside)
-    if service.capture == "off":
-        app.include_router(routes_proxy.instead)
     app.include_router(routes_model.router)
     app.include_router(pages.router)
     serve_schema(app)

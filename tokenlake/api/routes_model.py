@@ -15,6 +15,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from tokenlake.api.credentials import authorized_attempt, require_control
 from tokenlake.api.dialects.dialect import Dialect
@@ -29,8 +31,10 @@ from tokenlake.api.wire import read_json
 from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ingest.fingerprint import json_digest
 
-__all__ = ["plain_calls", "router"]
+__all__ = ["calls", "plain_calls", "router"]
 
+calls: list[Route] = []
+"""Captured calls; they go before every other route."""
 router = APIRouter()
 plain_calls = APIRouter()
 """Calls without a prefix, answered by the gate."""
@@ -52,9 +56,19 @@ def _attempt(service: Service, rollout_id: str, number: int) -> Attempt | None:
     return rollout and rollout.attempts.get(number)
 
 
-def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request, str], Coroutine[Any, Any, Response]]:
-    async def captured(request: Request, rollout_id: str) -> Response:
+class _CallRoute(Route):
+    """A captured call, asked for more than all else together: matched first, and read by hand."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As any route; the log says which one it was."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
+def _captured(read: Callable[[Service], Dialect]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def captured(request: Request) -> Response:
         service = service_of(request)
+        rollout_id: str = request.path_params["rollout_id"]
         dialect = read(service)
         number = authorized_attempt(request, rollout_id)
         with ExitStack() as held:
@@ -121,8 +135,7 @@ async def plain_count(request: Request) -> Response:
 
 for _path, _read in _DIALECTS.items():
     plain_calls.add_api_route(_path, _plain(_read), methods=["POST"])
-    for _prefix in _PREFIXES:
-        router.add_api_route(_prefix + _path, _captured(_read), methods=["POST"])
+    calls += [_CallRoute(prefix + _path, _captured(_read), methods=["POST"]) for prefix in _PREFIXES]
 router.add_api_route(_COUNT, plain_count, methods=["POST"])
 for _prefix in _PREFIXES:
     router.add_api_route(_prefix + _COUNT, captured_count, methods=["POST"])
