@@ -21,6 +21,7 @@ def call(name: str, parent: Call | None = None, *, node: dict[str, Any] | None =
     prev_len = 0 if parent is None else parent.node.cum_len
     made = Node(
         call_id=name,
+        parent_call_id=parent and parent.node.call_id,
         before=parent and parent.node,
         root_call_id=name if parent is None else parent.node.root_call_id,
         depth=0 if parent is None else parent.node.depth + 1,
@@ -63,7 +64,8 @@ ODD: list[dict[str, Any]] = [
     {"cause": "no_match", "mode": "text"},
     {"prev_len": -1},
     {"delta_len": 2**31},
-    {"digest": b""},
+    {"digest": b"", "prompt_digest": b""},
+    {"request_digest": b""},
     {"node": {"place": None}},
     {"node": {"place": Place(writer="w", segment=1, byte_offset=2**33, byte_length=1, batch_row=9)}},
     {"node": {"reasoning": ((1, b"12345678"),)}},
@@ -71,6 +73,8 @@ ODD: list[dict[str, Any]] = [
     {"node": {"fingerprint": b"short"}},
     {"node": {"root_call_id": "unknown"}},
     {"node": {"cum_len": 1}},
+    {"node": {"parent_call_id": "unknown"}},
+    {"digest": bytes(33)},
 ]
 
 

@@ -48,6 +48,7 @@ class Agent:
         after = history.answered(READER.turn(answer))
         node = Node(
             call_id=call_id,
+            parent_call_id=parent and parent.call_id,
             before=parent,
             root_call_id=parent.root_call_id if parent else call_id,
             depth=parent.depth + 1 if parent else 0,

@@ -98,8 +98,8 @@ def main(directory: Path) -> None:
     first = asyncio.run(record(engine, root))
     whole = [*root.ids, *first.token_ids]
     parent = Node(
-        call_id="c0", before=None, root_call_id="c0", depth=0, cum_len=len(whole), chain_hash=bytes(32),
-        fingerprint=b"", context=b"", preamble=b"", turns=1, reasoning=(), place=None,
+        call_id="c0", parent_call_id=None, before=None, root_call_id="c0", depth=0, cum_len=len(whole),
+        chain_hash=bytes(32), fingerprint=b"", context=b"", preamble=b"", turns=1, reasoning=(), place=None,
     )  # fmt: skip
     child = Prompt(parent, None, array("i", [*whole, 40, 41]), array("i", whole).tobytes())
     second = asyncio.run(record(engine, child))

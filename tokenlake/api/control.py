@@ -241,10 +241,13 @@ def _reasoning(detail: Mapping[str, Any]) -> tuple[tuple[int, bytes], ...]:
 
 
 def _call(event: Event, detail: Mapping[str, Any], attempt: Attempt) -> Call:
-    before = attempt.calls.get(event.get("parent_call_id") or "")
+    parent = event.get("parent_call_id")
+    if parent is not None and parent not in attempt.calls:
+        parent = None
     node = Node(
         call_id=event["call_id"],
-        before=before and before.node,
+        parent_call_id=parent,
+        before=None if parent is None else attempt.calls.behind(parent),
         root_call_id=event.get("root_call_id") or event["call_id"],
         depth=event.get("depth") or 0,
         cum_len=event["cum_len"],

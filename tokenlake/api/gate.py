@@ -177,7 +177,7 @@ class Gate:
             )
             if running is not None:
                 return await self._join(flight, *running)
-            parents = {call.node.parent.call_id for call in attempt.calls.values() if call.node.parent is not None}
+            parents = {call.node.parent_call_id for call in attempt.calls.values()}
             for call_id in reversed(attempt.calls):
                 if attempt.calls[call_id].request_digest == flight.request_digest and call_id not in parents:
                     return await self._again(attempt, call_id)

@@ -112,7 +112,7 @@ def group_state(group: Group, published: dict[str, Any] | None) -> dict[str, Any
 def _entry(call: Call) -> dict[str, Any]:
     return {
         "call_id": call.node.call_id,
-        "parent_call_id": call.node.parent and call.node.parent.call_id,
+        "parent_call_id": call.node.parent_call_id,
         "prev_len": call.prev_len,
         "delta_len": call.delta_len,
         "cum_len": call.node.cum_len,

@@ -100,10 +100,11 @@ def _by_content(attempt: Attempt, text: str) -> set[str]:
 
 
 def _leaves(attempt: Attempt) -> list[str]:
-    called = {call.node.parent.call_id for call in attempt.calls.values() if call.node.parent is not None}
-    seen = {name: call for name, call in attempt.calls.items() if name in called or name not in attempt.undelivered}
-    parents = {call.node.parent.call_id for call in seen.values() if call.node.parent is not None}
-    continued = {_request(attempt.calls[name]) for name in parents if name in attempt.calls}
+    calls = dict(attempt.calls)
+    called = {call.node.parent_call_id for call in calls.values()}
+    seen = {name: call for name, call in calls.items() if name in called or name not in attempt.undelivered}
+    parents = {call.node.parent_call_id for call in seen.values()}
+    continued = {_request(calls[name]) for name in parents if name in calls}
     return [
         name
         for name, call in seen.items()
@@ -112,7 +113,7 @@ def _leaves(attempt: Attempt) -> list[str]:
 
 
 def _request(call: Call) -> tuple[str | None, bytes | None]:
-    return call.node.parent and call.node.parent.call_id, call.prompt_digest
+    return call.node.parent_call_id, call.prompt_digest
 
 
 def _collapse(calls: Iterable[Call]) -> str | None:

@@ -29,8 +29,10 @@ class Node:
     """One committed call, as the next request needs it."""
 
     call_id: str
-    before: Node | Callable[[], Node | None] | None = field(compare=False, repr=False)
-    """Its parent, or where to ask for it."""
+    parent_call_id: str | None
+    """The call that it continues; None of a root."""
+    before: Node | Callable[[], Node] | None = field(compare=False, repr=False)
+    """That call, or where to ask for it."""
     root_call_id: str
     depth: int
     cum_len: int
@@ -157,32 +159,43 @@ class Calls(Mapping[str, Call]):
             start = self._fingerprints.find(fingerprint, start + 1)
         return found
 
+    def behind(self, call_id: str) -> Callable[[], Node]:
+        """A call of these, looked up when it is asked for."""
+        return lambda: self[call_id].node
+
     def add(self, call: Call) -> None:
         """Take in a call that was committed after all others. Its parent is one of them."""
         node, at = call.node, len(self)
-        check_call_id(node.call_id)
-        raw = node.call_id.encode() + b"\n"
+        raw = check_call_id(node.call_id).encode() + b"\n"
         self._width = len(raw) if self._width in (None, len(raw)) else 0
         if node.preamble not in self._preambles:
             self._preambles += (node.preamble,)
-        if node.reasoning:
-            self._reasoning = {**(self._reasoning or {}), at: node.reasoning}
         self._ids += raw
         self._fingerprints += (node.fingerprint + _NO_HASH)[:_HASH]
         row = self._row(call)
         self._rows += row or bytes(_ROW.size)
-        if row is None or self._at(at) != call:
-            self._odd = {**(self._odd or {}), at: call}
+        if row is None:
+            self._odd = self._odd or {}
+            self._odd[at] = call
+        elif node.reasoning:
+            self._reasoning = self._reasoning or {}
+            self._reasoning[at] = node.reasoning
 
     def _row(self, call: Call) -> bytes | None:
-        node, place = call.node, call.node.place
-        parent = node.parent
-        before = -1 if parent is None else self._find(parent.call_id)
-        if parent is not None and before < 0:
-            return None
-        prefix = call.response_id
+        """The packed form of a call, or None where it would come back as another one."""
+        node, place, prefix = call.node, call.node.place, call.response_id
+        digests = (node.chain_hash, node.context, call.digest, call.text_digest)
+        optional = [_NO_HASH if each is None else each for each in (call.prompt_digest, call.request_digest)]
+        before = -1 if node.parent_call_id is None else self._find(node.parent_call_id)
+        root = self._find(node.root_call_id)
         if prefix is not None:
+            if not prefix.endswith(node.call_id):
+                return None
             prefix = prefix.removesuffix(node.call_id)
+        whole = all(len(each) == _HASH for each in (node.fingerprint, *digests, *optional))
+        linked = root >= 0 and (before >= 0) == (node.parent_call_id is not None)
+        if not whole or not linked or node.cum_len != call.prev_len + call.delta_len:
+            return None
         flags = _NO_PROMPT * (call.prompt_digest is None) | _NO_REQUEST * (call.request_digest is None)
         flags |= _NO_VERSION * (call.weight_version is None) | _NO_VERSION_END * (call.weight_version_end is None)
         where = (
@@ -190,9 +203,7 @@ class Calls(Mapping[str, Call]):
         )
         try:
             return _ROW.pack(
-                *(node.chain_hash, node.context, call.digest, call.text_digest),
-                *(call.prompt_digest or _NO_HASH, call.request_digest or _NO_HASH),
-                *(before, self._find(node.root_call_id), node.depth, node.turns),
+                *(*digests, *optional, before, root, node.depth, node.turns),
                 *(call.prev_len, call.delta_len, call.sampled_tokens, *where),
                 *(call.weight_version or 0, call.weight_version_end or 0),
                 *(_names.number(text) for text in (call.mode, call.cause, prefix, place and place.writer)),
@@ -224,6 +235,7 @@ class Calls(Mapping[str, Call]):
         start = _names.optional(prefix)
         node = Node(
             call_id=call_id,
+            parent_call_id=None if before < 0 else self._id(before),
             before=None if before < 0 else lambda: self._at(before).node,
             root_call_id="" if root < 0 else self._id(root),
             depth=depth,

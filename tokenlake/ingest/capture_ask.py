@@ -92,6 +92,7 @@ def _node(link: Mapping[str, Any], parent: Node | None, turns: int) -> Node:
     place = link["place"]
     return Node(
         call_id=link["call_id"],
+        parent_call_id=parent and parent.call_id,
         before=parent,
         root_call_id=link["call_id"] if parent is None else parent.root_call_id,
         depth=0 if parent is None else parent.depth + 1,
