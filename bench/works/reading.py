@@ -30,6 +30,8 @@ def rows(plan: Plan) -> list[Row]:
     pread, sqlite = one("pread", reads.raw_one), one("SQLite", reads.sqlite_one)
     lance, queue = (peer(plan, name, "read", count, calls, delta) for name in ("lance", "transferqueue"))
     by_key = (sqlite, *lance("one"), *queue("one"))
+    pread_all = every("pread", reads.raw_all)
+    in_all = [every("SQLite", reads.sqlite_all), *lance("all"), *queue("all")]
     return [
         Row(
             work="W2",
@@ -52,7 +54,15 @@ def rows(plan: Plan) -> list[Row]:
             what="all calls, SQL to Arrow",
             unit="calls/s",
             ours=every("tokenlake", reads.query_all),
-            floor=every("pread", reads.raw_all),
-            peers=[every("SQLite", reads.sqlite_all), *lance("all"), *queue("all")],
+            floor=pread_all,
+            peers=in_all,
+        ),
+        Row(
+            work="W2",
+            what="all calls, scan_deltas to Arrow",
+            unit="calls/s",
+            ours=every("tokenlake", reads.scan_all),
+            floor=pread_all,
+            peers=in_all,
         ),
     ]

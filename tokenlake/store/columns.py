@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +14,7 @@ from tokenlake.store.layout import Layout, Tail
 from tokenlake.store.records import segments_of, spans_of
 from tokenlake.store.shape import Kind, Leaf, Shape
 
-__all__ = ["Decoded", "columns_of", "head_column", "readable_columns"]
+__all__ = ["Decoded", "columns_of", "head_column", "readable", "readable_columns"]
 
 Decoded = tuple[Shape, tuple[Any, ...], list[Any]]
 """What `Layout.decode` gives for one message."""
@@ -50,6 +50,24 @@ def columns_of(layout: Layout, rows: Sequence[Decoded]) -> list[pa.Array]:
     return made
 
 
+def readable(layout: Layout, row: Decoded) -> bool:
+    """Whether `columns_of` takes a message: each text is UTF-8, each nested list holds together."""
+    shape, values, tails = row
+    leaves = (leaf for leaf in layout.leaves if leaf.kind != Kind.STRUCT)
+    try:
+        for leaf, value, null in zip(leaves, values, shape.nulls, strict=True):
+            if leaf.kind == Kind.TEXT:
+                value.decode()
+            elif leaf.kind == Kind.NESTED and not null:
+                _nested(leaf)(value)
+        for tail, value in zip(layout.tails, tails, strict=True):
+            if tail.width == 0 and value is not None:
+                bytes(value).decode()
+    except (UnicodeDecodeError, struct.error):
+        return False
+    return True
+
+
 def readable_columns(layout: Layout, rows: Sequence[Decoded]) -> list[tuple[list[pa.Array] | None, int]]:
     """(columns, how many) of stretches of `rows`, in order; None for one that `columns_of` refuses."""
     try:
@@ -70,7 +88,7 @@ def head_column(leaf: Leaf, values: tuple[Any, ...], mask: list[bool] | None) ->
     if leaf.kind == Kind.TEXT:
         return _text(values, mask)
     if leaf.kind == Kind.NESTED:
-        read = segments_of if leaf.name == "generation_segments" else spans_of
+        read = _nested(leaf)
         names = [leaf.type.value_type.field(i).name for i in range(leaf.type.value_type.num_fields)]
         objects = [
             None if mask is not None and mask[i] else [dict(zip(names, item, strict=True)) for item in read(raw)]
@@ -85,6 +103,10 @@ def head_column(leaf: Leaf, values: tuple[Any, ...], mask: list[bool] | None) ->
     if mask is not None:
         items = [None if null else value for value, null in zip(items, mask, strict=True)]
     return pa.array(items, leaf.type)
+
+
+def _nested(leaf: Leaf) -> Callable[[bytes], Sequence[tuple[Any, ...]]]:
+    return segments_of if leaf.name == "generation_segments" else spans_of
 
 
 def _text(values: Sequence[bytes | memoryview], mask: Sequence[bool] | None) -> pa.Array:

@@ -62,19 +62,20 @@ def segment_name(place: Place) -> str:
 
 def read_places(maps: SegmentMaps, places: Iterable[Place]) -> list[Delta]:
     """The records at places; each segment is looked at once. Raises `NotFound` for one where nothing readable is."""
-    opened: dict[str, Mapped | None] = {}
+    opened: dict[tuple[str, int], Mapped | None] = {}
     found: list[Delta] = []
     for place in places:
-        name, end = segment_name(place), place.byte_offset + place.byte_length
-        mapped = opened.get(name)
+        segment, start = (place.writer, place.segment), place.byte_offset
+        end = start + place.byte_length
+        mapped = opened.get(segment)
         if mapped is None or end > len(mapped.view):
-            mapped = opened[name] = maps.get(name, end)
+            mapped = opened[segment] = maps.get(segment_name(place), end)
         delta = None
         if mapped is not None and mapped.schema is not None and end <= len(mapped.view):
-            delta = delta_at(mapped.view, place.byte_offset, end, place.batch_row, mapped.schema)
+            delta = delta_at(mapped.view, start, end, place.batch_row, mapped.schema)
         if delta is None:
             raise NotFound(
-                f"no readable delta at byte {place.byte_offset} of {name}: run `tokenlake audit`",
+                f"no readable delta at byte {start} of {segment_name(place)}: run `tokenlake audit`",
                 **dataclasses.asdict(place),
             )
         found.append(delta)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import sqltypes
 
-from tokenlake.store.columns import Decoded, readable_columns
+from tokenlake.store.columns import Decoded, columns_of, readable
 from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.encode import DELTA_LAYOUT
 from tokenlake.store.maps import Mapped, SegmentMaps
@@ -49,6 +49,9 @@ _MOMENT = 1.0
 """Seconds that a thread keeps what it decoded last."""
 
 _MAX_KEPT = 128
+_PART = 256
+"""Records that are handed on together: memory of a size that the allocator has at hand is had without the kernel."""
+
 _MANY = 32
 """Fewer records than this are read one by one as fast."""
 
@@ -94,6 +97,19 @@ class Fetcher:
     def deltas(self, columns: Sequence[pa.Array]) -> pa.ChunkedArray:
         """The records at places, given as the arguments of `tl_delta`; NULL where there is none."""
         return _assemble(self._deltas(columns), DELTA)
+
+    def columns(self, columns: Sequence[pa.Array], names: Sequence[str]) -> Iterator[tuple[pa.Array, list[pa.Array]]]:
+        """Some columns of the records at places, in stretches: (which of the places hold one, the columns of those)."""
+        for piece in self._deltas(columns):
+            if isinstance(piece, _Alone):
+                made = _assemble([piece], DELTA).combine_chunks()
+                found = made.filter(made.is_valid())
+                yield made.is_valid(), [found.field(name) for name in names]
+                continue
+            whole = isinstance(piece, Plain)
+            parts = piece.parts(names, _PART) if whole else [(len(piece), [piece.column(name) for name in names])]
+            for count, part in parts:
+                yield pa.repeat(True, count), part
 
     def _has(self, read: _Read, columns: Sequence[pa.Array]) -> pa.Array:
         pieces = read(columns)
@@ -193,7 +209,7 @@ class Fetcher:
                     and values[_ROLLOUT] == rollout_id.encode()
                     and values[_ATTEMPT] == attempt
                 )
-                return decoded if same else None
+                return decoded if same and readable(DELTA_LAYOUT, decoded) else None
         return self._in_batch(mapped, place, DELTA, _DELTA_KEY, opened)
 
     def _row(self, place: _Place, opened: _Opened) -> _Found:
@@ -279,12 +295,9 @@ def _by_hand(found: Sequence[_Found], schema: pa.Schema, kind: pa.DataType) -> I
         if which == _ABSENT:
             yield pa.nulls(len(rows), kind)
         elif which == _BY_HAND:
-            for columns, n in readable_columns(DELTA_LAYOUT, rows):
-                if columns is None:
-                    yield pa.nulls(n, kind)
-                else:
-                    fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
-                    yield pa.StructArray.from_arrays(columns, fields=fields)
+            columns = columns_of(DELTA_LAYOUT, rows)
+            fields = [pa.field(f.name, column.type) for f, column in zip(schema, columns, strict=True)]
+            yield pa.StructArray.from_arrays(columns, fields=fields)
         else:
             yield _struct(_rows_of(rows[0][0], [row for _, row in rows]))
 

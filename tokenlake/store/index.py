@@ -17,6 +17,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenlake import sql
 from tokenlake.errors import NotFound
@@ -26,6 +27,7 @@ from tokenlake.store.deltas import read_places, segment_name
 from tokenlake.store.fetch import Fetcher
 from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.scan import scan_deltas
 from tokenlake.store.schema import PLACE
 
 __all__ = ["TABLES", "Index", "layout"]
@@ -150,6 +152,17 @@ class Index:
 
     def _there(self, name: str) -> bool:
         return (self.root / name).exists()
+
+    def scan_deltas(self, groups: Sequence[str] | None, columns: Sequence[str] | None) -> pa.RecordBatchReader:
+        """The relation `deltas`, or some groups of it, past DuckDB: see `tokenlake.store.scan`."""
+        con = self.cursor(query="")
+        try:
+            places = con.sql(sql.read("index/scan_places")).to_arrow_table()
+        finally:
+            con.close()
+        if groups is not None:
+            places = places.filter(pc.is_in(places.column("group_id"), pa.array(groups, pa.string())))
+        return scan_deltas(self.fetcher, places, columns)
 
     def find_delta(self, key: DeltaId) -> tuple[Place, bytes] | None:
         """(place, digest) of the record with this key, the last copy of it; None where the index knows none."""

@@ -85,6 +85,8 @@ class Layout:
         """What every one-row batch of this schema starts with: where to look for the next one after damage."""
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._by_meta: dict[bytes, Shape] = {}
+        self._latest: Shape | None = None
+        """Of the message that was read last: the next one is often like it."""
 
     # ---------------------------------------------------------------- writing
 
@@ -161,10 +163,9 @@ class Layout:
         lengths: list[int] = []
         shapes: list[Shape] = []
         size, body_length, length_at = self.meta_size, self._body_length.unpack_from, self.length_at
-        shape: Shape | None = None
         while len(offsets) < most and start + size <= end:
             meta = bytes(view[start : start + size])
-            shape = self._shape_of(meta, shape)
+            shape = self._shape_of(meta)
             if shape is None:
                 break
             length = body_length(meta, length_at)[0]
@@ -179,9 +180,8 @@ class Layout:
     def shapes_at(self, view: memoryview, offsets: Sequence[int]) -> list[Shape] | None:
         """The shapes of messages whose metadata is there whole; None: one of them is not one that `assemble` wrote."""
         shapes: list[Shape] = []
-        shape: Shape | None = None
         for start in offsets:
-            shape = self._shape_of(bytes(view[start : start + self.meta_size]), shape)
+            shape = self._shape_of(bytes(view[start : start + self.meta_size]))
             if shape is None:
                 return None
             shapes.append(shape)
@@ -193,7 +193,7 @@ class Layout:
         if body > end:
             return None
         meta = bytes(data[start:body])
-        shape = self._shape_of(meta, None)
+        shape = self._shape_of(meta)
         if shape is None:
             return None
         length = self._body_length.unpack_from(meta, self.length_at)[0]
@@ -201,15 +201,19 @@ class Layout:
             return None
         return shape, meta, length
 
-    def _shape_of(self, meta: bytes, like: Shape | None) -> Shape | None:
-        """The shape of a message, which is often that of the one before."""
-        if like is not None:
-            for at, piece in like.fixed:
+    def _shape_of(self, meta: bytes) -> Shape | None:
+        """The shape of a message of this metadata."""
+        latest = self._latest
+        if latest is not None:
+            for at, piece in latest.fixed:
                 if not meta.startswith(piece, at):
                     break
             else:
-                return like
-        return self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
+                return latest
+        found = self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
+        if found is not None:
+            self._latest = found
+        return found
 
     def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
         numbers = self._tail_buffers.unpack_from(meta, self.tail_buffers_at)

@@ -64,6 +64,7 @@ class Plain:
     ) -> None:
         self._layout = layout
         self._view = view
+        self._words = self._elements(_LONG)
         self._meta = pa.array(offsets, _LONG)
         self._body = pc.add(self._meta, layout.meta_size)
         self._room = pc.subtract(pa.array(lengths, _LONG), layout.meta_size)
@@ -72,8 +73,6 @@ class Plain:
         numbers = {key: number for number, key in enumerate(kinds)}
         self._which = pa.array([numbers[id(shape)] for shape in shapes], pa.int32())
         self._columns: dict[str, pa.Array] = {}
-        lists = {tail.name for tail in layout.tails if tail.width}
-        self._heads_and_texts = [name for name in layout.schema.names if name not in lists]
         self._heads: list[pa.Array] = []
         self._order = pc.sort_indices(pc.sort_indices(self._which)) if len(kinds) > 1 else None
         """Where each message is when they are sorted by shape."""
@@ -85,64 +84,99 @@ class Plain:
 
     def sound(self) -> bool:
         """Find the tails; False where one is not where `assemble` puts it."""
-        position = self._each([shape.size for shape in self._kinds])
-        checks: list[pa.Array] = []
-        number = 0
+        position = pa.array([shape.size for shape in self._kinds], _LONG).take(self._which)
+        numbers = iter(self._numbers())
         flags: list[pa.Array] = []
         for tail in self._layout.tails:
-            last = 5 if tail.width == 0 else 7
+            valid_at, offsets_at = next(numbers), next(numbers)
+            bits_at, bits = (next(numbers), next(numbers)) if tail.width else (None, None)
+            data_at, size = next(numbers), next(numbers)
             data = pc.add(position, 16)
-            size = self._number(number + last)
-            checks += (
-                pc.equal(self._number(number), position),
-                pc.equal(self._number(number + 2), pc.add(position, 8)),
-                pc.equal(self._number(number + last - 1), data),
-                pc.greater_equal(size, 0),
-                pc.less_equal(size, self._room),
-            )
-            if tail.width:
-                checks.append(pc.equal(self._number(number + 4), data))
-                checks.append(pc.equal(self._number(number + 5), 0))
-                checks.append(pc.equal(pc.bit_wise_and(size, tail.width - 1), 0))
-            flags.append(pc.add(self._body, position))
+            there = valid_at.equals(position) and offsets_at.equals(pc.add(position, 8)) and data_at.equals(data)
+            if bits_at is not None:
+                there = there and bits_at.equals(data) and _all(pc.equal(bits, 0))
+                there = there and _all(pc.equal(pc.bit_wise_and(size, tail.width - 1), 0))
+            if not there or pc.min(size).as_py() < 0 or not _all(pc.less_equal(size, self._room)):
+                return False
+            flags.append(pc.shift_right(pc.add(self._body, position), 3))
             self._tails.append((pc.add(self._body, data), size, None))
             position = pc.add(data, pc.bit_wise_and(pc.add(size, 7), -8))
-            number += last + 1
-        length = self._words(pc.add(self._meta, self._layout.length_at))
-        checks += (pc.equal(length, position), pc.less_equal(position, self._room))
-        return _all(checks) and self._present(flags)
+        length = self._words.take(pc.shift_right(pc.add(self._meta, self._layout.length_at), 3))
+        return length.equals(position) and _all(pc.less_equal(position, self._room)) and self._present(flags)
+
+    def _numbers(self) -> list[pa.Array]:
+        """Of each tail where validity and offsets are, of a list where the validity of its elements is and its bytes,
+        where the data are and their bytes. All in one step, since a step costs more than its numbers.
+        """
+        first = pc.shift_right(pc.add(self._meta, self._layout.tail_buffers_at), 3)
+        wanted: list[int] = []
+        for tail in self._layout.tails:
+            at = wanted[-1] + 1 if wanted else 0
+            wanted += [at, at + 2, *range(at + 4, at + (8 if tail.width else 6))]
+        steps = pa.concat_arrays([pa.repeat(pa.scalar(each, _LONG), len(self)) for each in wanted])
+        found = self._words.take(pc.add(pa.concat_arrays([first] * len(wanted)), steps))
+        return [found[start : start + len(self)] for start in range(0, len(found), len(self))]
 
     def _present(self, flags: Sequence[pa.Array]) -> bool:
         """Read the validity and the offsets that stand before the data of each tail."""
-        checks: list[pa.Array] = []
         for i, (tail, at) in enumerate(zip(self._layout.tails, flags, strict=True)):
             data, size, _ = self._tails[i]
-            count = pc.divide(size, tail.width or 1)
-            there = pc.equal(self._words(at), 1)
-            checks.append(pc.equal(self._words(pc.add(at, 8)), pc.shift_left(count, 32)))
-            if tail.width or pc.all(there).as_py():
-                checks.append(there)
+            if not self._words.take(pc.add(at, 1)).equals(pc.shift_left(pc.divide(size, tail.width or 1), 32)):
+                return False
+            flag = self._words.take(at)
+            there = pc.equal(flag, 1)
+            if _all(there):
                 continue
-            checks.append(pc.or_(there, pc.and_(pc.equal(self._words(at), 0), pc.equal(size, 0))))
+            if tail.width or not _all(pc.or_(there, pc.and_(pc.equal(flag, 0), pc.equal(size, 0)))):
+                return False
             self._tails[i] = (data, size, there)
-        return _all(checks)
+        return True
 
     def readable(self) -> bool:
-        """Read all but the token arrays; False where a text is not UTF-8, or a nested list does not hold together."""
+        """Whether every column can be read: each text is UTF-8, each nested list holds together."""
+        doubtful = () if self._ascii() else (Kind.TEXT, Kind.STRUCT)
         try:
-            for name in self._heads_and_texts:
-                self.column(name)
+            for leaf in self._layout.leaves:
+                if leaf.kind in (*doubtful, Kind.NESTED) and leaf.name in self._layout.schema.names:
+                    self.column(leaf.name)
+            for tail in self._layout.tails:
+                if tail.width == 0:
+                    self.column(tail.name)
         except (ValueError, struct.error):
             return False
+        return True
+
+    def _ascii(self) -> bool:
+        """Whether the texts of all heads, and what lies between them, are ASCII: then they are UTF-8."""
+        leaves = [leaf for leaf in self._layout.leaves if leaf.kind != Kind.STRUCT]
+        for shape, head in zip(self._kinds, self._read_heads(), strict=True):
+            texts = [shape.slots[at] for at, leaf in enumerate(leaves) if leaf.kind == Kind.TEXT]
+            between = pc.binary_slice(head, min(texts)[0], max(at + size for at, size in texts))
+            if not between.buffers()[1].to_pybytes().isascii():
+                return False
         return True
 
     def column(self, name: str) -> pa.Array:
         """A column. Raises `ValueError` or `struct.error` where a value cannot be one; a token array can."""
         found = self._columns.get(name)
         if found is None:
-            tails = [i for i, tail in enumerate(self._layout.tails) if tail.name == name]
-            found = self._columns[name] = self._read_tail(tails[0]) if tails else self._read_head(name)
+            tails = [number for number, tail in enumerate(self._layout.tails) if tail.name == name]
+            found = self._read_tail(tails[0], slice(None)) if tails else self._read_head(name)
+            self._columns[name] = found
         return found
+
+    def parts(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, list[pa.Array]]]:
+        """(how many, some columns of them), so many rows at a time: no more token arrays are read at once."""
+        numbers = {tail.name: number for number, tail in enumerate(self._layout.tails) if tail.width}
+        for start in range(0, len(self), rows):
+            some = slice(start, start + rows)
+            yield (
+                min(rows, len(self) - start),
+                [
+                    self._read_tail(numbers[name], some) if name in numbers else self.column(name)[some]
+                    for name in names
+                ],
+            )
 
     def batch(self) -> pa.RecordBatch:
         """All columns. Raises as `column` does."""
@@ -161,18 +195,17 @@ class Plain:
             at += len(inside)
         raise KeyError(name)
 
-    def _read_tail(self, number: int) -> pa.Array:
-        tail, (data, size, there) = self._layout.tails[number], self._tails[number]
+    def _read_tail(self, number: int, rows: slice) -> pa.Array:
+        tail = self._layout.tails[number]
+        data, size, there = (each if each is None else each[rows] for each in self._tails[number])
         kind = self._layout.schema.field(tail.name).type
         return self._text(data, size, there) if tail.width == 0 else self._list(tail, data, size, kind)
 
     def _head(self, leaf: Leaf, at: int) -> pa.Array:
         if all(shape.nulls[at] for shape in self._kinds):
             return pa.nulls(len(self), leaf.type)
-        if not self._heads:
-            self._heads = list(self._read_heads())
         parts: list[pa.Array] = []
-        for shape, head in zip(self._kinds, self._heads, strict=True):
+        for shape, head in zip(self._kinds, self._read_heads(), strict=True):
             start, size = shape.slots[at]
             parts.append(
                 pa.nulls(len(head), leaf.type)
@@ -181,14 +214,18 @@ class Plain:
             )
         return parts[0] if self._order is None else pa.concat_arrays(parts).take(self._order)
 
-    def _read_heads(self) -> Iterator[pa.Array]:
+    def _read_heads(self) -> list[pa.Array]:
         """The heads of the messages of each shape, which all have its size."""
-        for number, shape in enumerate(self._kinds):
-            start = self._body if self._order is None else self._body.filter(pc.equal(self._which, number))
-            data = pa.py_buffer(b"".join(self._pieces(start, shape.size)))
-            yield pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data])
+        if not self._heads:
+            for number, shape in enumerate(self._kinds):
+                start = self._body if self._order is None else self._body.filter(pc.equal(self._which, number))
+                data = pa.py_buffer(b"".join(self._pieces(start, shape.size)))
+                self._heads.append(pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data]))
+        return self._heads
 
     def _text(self, start: pa.Array, size: pa.Array, there: pa.Array | None) -> pa.Array:
+        if there is not None and there.true_count == 0:
+            return pa.nulls(len(start), pa.string())
         data = b"".join(self._pieces(start, size))
         if len(data) > _MAX_OFFSET:
             raise ValueError("too much text for one column")
@@ -212,17 +249,6 @@ class Plain:
         ends = pc.add(start, size).to_pylist()
         return map(self._view.__getitem__, map(slice, start.to_pylist(), ends))
 
-    def _each(self, values: Sequence[int]) -> pa.Array:
-        """A number of each message's shape."""
-        return pa.array(values, _LONG).take(self._which)
-
-    def _number(self, at: int) -> pa.Array:
-        """One of the offsets and sizes of the tail's buffers."""
-        return self._words(pc.add(self._meta, self._layout.tail_buffers_at + 8 * at))
-
-    def _words(self, at: pa.Array) -> pa.Array:
-        return self._elements(_LONG).take(pc.shift_right(at, 3))
-
     def _elements(self, kind: pa.DataType) -> pa.Array:
         """The bytes of the segment as an array of `kind`, which nothing is copied for."""
         return pa.Array.from_buffers(kind, len(self._view) * 8 // kind.bit_width, [None, pa.py_buffer(self._view)])
@@ -232,10 +258,7 @@ def _values(leaf: Leaf, raw: pa.Array, size: int) -> pa.Array:
     """A column from its values' bytes, all of one size."""
     data = raw.buffers()[1]
     if leaf.kind == Kind.TEXT:
-        offsets = pa.array(range(0, size * len(raw) + 1, size) if size else [0] * (len(raw) + 1), pa.int32())
-        made = pa.StringArray.from_buffers(len(raw), offsets.buffers()[1], data)
-        made.validate(full=True)
-        return made
+        return raw.cast(pa.string()) if size else pa.repeat("", len(raw))
     if leaf.kind == Kind.NESTED:
         return head_column(leaf, tuple(raw.to_pylist()), None)
     if pa.types.is_boolean(leaf.type):
@@ -243,8 +266,8 @@ def _values(leaf: Leaf, raw: pa.Array, size: int) -> pa.Array:
     return pa.Array.from_buffers(leaf.type, len(raw), [None, data])
 
 
-def _all(checks: Sequence[pa.Array]) -> bool:
-    return all(pc.all(each).as_py() for each in checks)
+def _all(flags: pa.Array) -> bool:
+    return pc.all(flags).as_py()
 
 
 def _offsets(counts: pa.Array, kind: pa.DataType) -> pa.Buffer:

@@ -70,7 +70,18 @@ class Lake:
 
     def read_deltas(self, places: Sequence[Place]) -> list[Delta]:
         """The records at several places, as `read_delta`: each segment is looked at once. Raises `NotFound`."""
-        return self._index(locked=False).read_deltas(places)
+        return self._opened()[0].read_deltas(places)
+
+    def scan_deltas(
+        self, *, groups: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
+        """The records that `SELECT * FROM deltas` gives, as Arrow batches that are read from disk one after the other.
+
+        It is faster than the query, since DuckDB hands out lists element by element, and never holds more than a batch.
+        `groups` and `columns` choose some. Nothing is verified: the views do that. Raises `InvalidInput` for a column
+        that deltas do not have.
+        """
+        return self._opened()[0].scan_deltas(groups, columns)
 
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""

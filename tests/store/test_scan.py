@@ -1,0 +1,90 @@
+"""All deltas past DuckDB: the same records as the relation `deltas` has, in its order, with its columns."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenlake.errors import InvalidInput
+from tokenlake.store.delta import Delta
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.reader import Lake
+from tokenlake.store.scan import DELTAS
+
+Make = Callable[..., Delta]
+
+
+@pytest.fixture
+def path(tmp_path: Path, make_delta: Make) -> Path:
+    """Calls of two writers, more than are read one by one; a part is compacted, and one call was staged twice."""
+    with OwnedLake.open(tmp_path / "lake") as lake:
+        for i in range(150):
+            lake.delta_writer(f"w{i % 2}").stage(delta(make_delta, i))
+            if i == 70:
+                lake.compact()
+        lake.delta_writer("w2").stage(delta(make_delta, 149))
+    return tmp_path / "lake"
+
+
+def delta(make: Make, i: int) -> Delta:
+    odd = {"logprob_nulls": (1,), "extras": '{"a":1}', "weight_version_spans": ((3, 0, 1),)} if i % 40 == 7 else {}
+    return make(f"c{i}", rollout_id=f"g{i % 3}_g{i % 2}", n=i % 5 + 2, first=i, staged_at=10**15 + i, **odd)
+
+
+def scanned(lake: Lake, **choice: Any) -> list[dict[str, Any]]:
+    return lake.scan_deltas(**choice).read_all().to_pylist()
+
+
+def queried(lake: Lake, query: str = "SELECT * FROM deltas") -> list[dict[str, Any]]:
+    return lake.fetch(query).to_pylist()
+
+
+def test_a_scan_gives_what_the_relation_has(path: Path) -> None:
+    with Lake(path) as lake:
+        found = scanned(lake)
+        assert found == queried(lake)
+        assert (len(found), list(found[0])) == (150, DELTAS.names)
+        assert [*lake.fetch("SELECT * FROM deltas").schema.names] == DELTAS.names
+
+
+def test_a_scan_of_groups_and_columns_gives_those(path: Path) -> None:
+    with Lake(path) as lake:
+        where = "WHERE group_id IN ('g0', 'g2')"
+        columns = ["logprobs", "group_id", "finish_reason"]
+        assert scanned(lake, groups=["g2", "g0"]) == queried(lake, f"SELECT * FROM deltas {where}")
+        assert scanned(lake, columns=columns) == queried(lake, f"SELECT {', '.join(columns)} FROM deltas")
+        assert scanned(lake, columns=["group_id"], groups=["g1"]) == [{"group_id": "g1"}] * 50
+        assert scanned(lake, groups=[]) == []
+        with pytest.raises(InvalidInput, match="no column tokens"):
+            lake.scan_deltas(columns=["call_id", "tokens"])
+
+
+def test_a_scan_leaves_out_what_cannot_be_read(path: Path) -> None:
+    with Lake(path) as lake:
+        for segment, records in (("w0/000001", 3), ("_compacted/000000", 0)):
+            file = path / f"deltas/{segment}.arrow"
+            before = len(scanned(lake))
+            file.write_bytes(file.read_bytes().replace(b"stop", b"st\xffp", 3))
+            assert scanned(lake) == queried(lake)
+            if records:
+                assert len(scanned(lake)) == before - records
+            else:
+                assert len(scanned(lake)) < before - 3
+
+
+def test_a_scan_goes_on_where_compaction_moved_what_it_knew(path: Path) -> None:
+    with Lake(path) as lake:
+        reader = lake.scan_deltas(columns=["call_id"])
+        with OwnedLake.open(path, create=False) as owner:
+            assert owner.compact().replaced > 0
+        assert reader.read_all().to_pylist() == queried(lake, "SELECT call_id FROM deltas")
+
+
+def test_a_scan_knows_what_is_there_at_the_last_refresh(path: Path, make_delta: Make) -> None:
+    with Lake(path) as lake:
+        with OwnedLake.open(path, create=False) as owner:
+            owner.delta_writer("w9").stage(make_delta("new", rollout_id="g9_g0"))
+        assert len(scanned(lake)) == 150
+        lake.refresh()
+        assert [row["call_id"] for row in scanned(lake, groups=["g9"])] == ["new"]
