@@ -22,6 +22,8 @@ __all__ = ["FACTS", "of_arrays", "struct_of"]
 
 _INT, _BOOL = pa.int32(), pa.bool_()
 _SENTINEL = -9999.0
+_ABOVE_SENTINEL = -9998.9990234375
+"""The float32 after it."""
 _ARRAY_FACTS = {
     "ids_len": _INT,
     "mask_len": _INT,
@@ -55,13 +57,9 @@ def struct_of(*columns: pa.Array) -> pa.Array:
 def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.Array) -> list[pa.Array]:
     """The facts but the digests; `vocab_size` is NULL where it is unknown."""
     known: int | None = pc.min(vocab_size).as_py()
-    numbers, chances = ids.values, logprobs.values
-    fine = pc.greater_equal(numbers, 0)
-    if known is not None:
-        fine = pc.and_(fine, pc.less(numbers, known))
-    odd = _rows_where_not(ids, fine)
-    odd |= _rows_where_not(logprobs, pc.and_(pc.less_equal(chances, 0.0), pc.greater(chances, _SENTINEL)))
-    odd |= _rows_where_not(mask, pc.less_equal(mask.values, 1))
+    odd = _rows_where_not(ids, 0, None if known is None else known - 1)
+    odd |= _rows_where_not(mask, 0, 1)
+    odd |= _rows_where_not(logprobs, _ABOVE_SENTINEL, 0.0)
     masks, chances_raw = _raw(mask), _raw(logprobs)
     trained, valued = _bounds(mask), _bounds(logprobs)
     firsts: list[int] = []
@@ -123,14 +121,20 @@ def _of_one(
     )
 
 
-def _rows_where_not(lists: pa.Array, fine: pa.Array | None) -> set[int]:
-    """Lists that are NULL, hold a NULL, or an element that is not `fine`."""
+def _rows_where_not(lists: pa.Array, least: float, most: float | None) -> set[int]:
+    """Lists that are NULL, hold a NULL, a NaN, or an element that does not lie between the bounds."""
     rows = set(pc.indices_nonzero(lists.is_null()).to_pylist()) if lists.null_count else set[int]()
     values = lists.values
-    if fine is None:
-        fine = values.is_valid() if values.null_count else None
-    if fine is None or (values.null_count == 0 and pc.all(fine, min_count=0).as_py()):
+    if len(values) == 0:
         return rows
+    low, high = pc.min_max(values).values()
+    # The least and the greatest pass over a NaN, a sum does not.
+    whole = values.null_count == 0 and (values.type != pa.float32() or not math.isnan(pc.sum(values).as_py()))
+    if whole and low.as_py() >= least and (most is None or high.as_py() <= most):
+        return rows
+    fine = pc.greater_equal(values, least)
+    if most is not None:
+        fine = pc.and_(fine, pc.less_equal(values, most))
     bounds = _bounds(lists)
     for at in pc.indices_nonzero(pc.invert(fine).fill_null(True)).to_pylist():
         rows.add(bisect_right(bounds, at) - 1)
