@@ -293,8 +293,8 @@ class Gate:
         if sink is not None:
             sink.head = head
         on_delta = None if sink is None else sink.push
-        running = self._engine.generate(prompt.ids, request.params, request_id=head.call_id, on_delta=on_delta)
-        return await asyncio.wait_for(running, self._settings.call_deadline_s)
+        async with asyncio.timeout(self._settings.call_deadline_s):
+            return await self._engine.generate(prompt.ids, request.params, request_id=head.call_id, on_delta=on_delta)
 
     def _too_late(self) -> Deadline:
         return Deadline(f"no answer within {self._settings.call_deadline_s:g} s")

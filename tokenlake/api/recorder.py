@@ -81,7 +81,7 @@ class Recorder:
         """
         coords = await asyncio.to_thread(self._stage, flight, prompt, generation, logprob_mode)
         if await self.commit(flight, history, prompt, answer, coords):
-            self._remember(flight, prompt, generation)
+            self._remember(flight, prompt, generation, coords)
 
     async def commit(self, flight: Flight, history: History, origin: Origin, answer: Answer, coords: Coords) -> bool:
         """Commit a call by what its capture answered; whether it was. Raises as `capture` does."""
@@ -170,16 +170,15 @@ class Recorder:
                 weight_version_spans=generation.weight_version_spans,
             )
 
-    def _remember(self, flight: Flight, prompt: Prompt, generation: Generation) -> None:
-        call = flight.attempt.calls.get(flight.call_id)
-        if call is None:
+    def _remember(self, flight: Flight, prompt: Prompt, generation: Generation, coords: Coords) -> None:
+        if coords.chain_hash is None or flight.call_id not in flight.attempt.calls:
             return
         try:
             sequence = prompt.ids.tobytes() + array("i", generation.token_ids).tobytes()
         except TypeError:
             # Ids that came as text are read back from the lake when they are needed.
             return
-        self._prefixes.put(call.node.parent, call.node.chain_hash, sequence)
+        self._prefixes.put(prompt.parent, coords.chain_hash, sequence)
         self._metrics.evictions.set(self._prefixes.evictions)
 
     def _event(self, flight: Flight, history: History, origin: Origin, answer: Answer) -> dict[str, Any]:
