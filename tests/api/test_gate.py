@@ -135,7 +135,7 @@ def test_an_undelivered_call_that_is_continued_counts(hung: Door) -> None:
     agent = hung.agent(rollout)
     first = ask(agent, [U5])
     attempt = hung.service.control.groups["g"].rollouts["g_g0"].current
-    attempt.undelivered.add(call_id(first))
+    attempt.undelivered |= {call_id(first)}
     second = ask(agent, [U5, echo(first), U6])
     assert door_terminal(hung) == call_id(second)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.api.test_http import published
 from tests.api.test_lifecycle import call_id
 from tokenlake.api.control import Control
 from tokenlake.errors import Conflict, NotFound
+from tokenlake.ingest.resolve import AttemptLineage
 
 
 def state(control: Control, groups: set[str]) -> Any:
@@ -22,13 +24,13 @@ def state(control: Control, groups: set[str]) -> Any:
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in dataclasses.fields(value)]
-            return {name: plain(getattr(value, name)) for name in names if name not in ("landed", "parent")}
-        if isinstance(value, dict):
-            return {str(key): plain(item) for key, item in value.items()}
+            return {name: plain(getattr(value, name)) for name in names if name not in ("landed", "before")}
+        if isinstance(value, Mapping):
+            return {str(key): plain(value[key]) for key in value}
         if isinstance(value, list | tuple):
             return [plain(item) for item in value]
-        if hasattr(value, "__dict__"):
-            return plain(vars(value))
+        if isinstance(value, AttemptLineage):
+            return {name: plain(getattr(value, name)) for name in AttemptLineage.__slots__}
         return value
 
     rest = (control.weight_version, control.policy, control.workers, control.model)
