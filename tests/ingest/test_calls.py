@@ -92,6 +92,17 @@ def test_what_was_added_comes_back(more: dict[str, Any]) -> None:
     assert calls.saying(child.node.fingerprint) == [child.node]
 
 
+def test_reasoning_is_found_along_the_chain_alone() -> None:
+    calls = Calls()
+    root = call("root", node={"reasoning": ((0, b"r"),)})
+    odd = call("odd", root, node={"reasoning": ((2, b"o"),)}, digest=b"")
+    for each in (root, call("side", root, node={"reasoning": ((2, b"s"),)}), odd, call("leaf", odd)):
+        calls.add(each)
+    assert calls.reasoning("leaf") == calls.reasoning("odd") == {0: b"r", 2: b"o"}
+    assert calls.reasoning("side") == {0: b"r", 2: b"s"}
+    assert calls.reasoning("unknown") == {}
+
+
 def test_a_packed_call_holds_no_object() -> None:
     calls = Calls()
     for at in range(50):

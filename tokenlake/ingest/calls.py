@@ -14,9 +14,12 @@ from typing import Any
 from tokenlake.ids import check_call_id
 from tokenlake.store.delta import Place
 
-__all__ = ["Call", "Calls", "Node"]
+__all__ = ["Call", "Calls", "Node", "Reasoning"]
 
 _ROW = struct.Struct("<32s32s32s32s32s32s13i5HB")
+_BEFORE = struct.Struct("<i")
+_BEFORE_AT = 6 * 32
+"""Where in a row the parent's number is."""
 _HASH = 32
 _NO_HASH = bytes(_HASH)
 _MAX_NAMES = 4096
@@ -157,6 +160,20 @@ class Calls(Mapping[str, Call]):
             if start % _HASH == 0:
                 found.append(self._at(start // _HASH).node)
             start = self._fingerprints.find(fingerprint, start + 1)
+        return found
+
+    def reasoning(self, call_id: str) -> dict[int, bytes]:
+        """The digest of each reasoning on the way to a call, by turn."""
+        found: dict[int, bytes] = {}
+        at = self._find(call_id)
+        while at >= 0:
+            odd = None if self._odd is None else self._odd.get(at)
+            if odd is not None:
+                found.update(odd.node.reasoning)
+                at = -1 if odd.node.parent_call_id is None else self._find(odd.node.parent_call_id)
+            else:
+                found.update(() if self._reasoning is None else self._reasoning.get(at, ()))
+                (at,) = _BEFORE.unpack_from(self._rows, at * _ROW.size + _BEFORE_AT)
         return found
 
     def behind(self, call_id: str) -> Callable[[], Node]:

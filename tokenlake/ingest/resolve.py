@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenlake.ingest.calls import Call, Calls, Node
+from tokenlake.ingest.calls import Call, Calls, Node, Reasoning
 from tokenlake.ingest.fingerprint import History
 
 __all__ = ["CAUSES", "UNRESOLVED", "AttemptLineage", "Cause", "Resolution", "since"]
@@ -58,7 +58,7 @@ class _Overflowed:
     fingerprint: bytes
     context: bytes
     preamble: bytes
-    reasoning: tuple[tuple[int, bytes], ...]
+    reasoning: Reasoning
 
 
 _NONE: frozenset[bytes] = frozenset()
@@ -91,7 +91,7 @@ class AttemptLineage:
         fingerprint: bytes,
         context: bytes,
         preamble: bytes,
-        reasoning: tuple[tuple[int, bytes], ...],
+        reasoning: Reasoning,
     ) -> None:
         """An overflowed call was answered with an empty turn; the digests cover that turn."""
         echo = _Overflowed(parent, fingerprint, context, preamble, reasoning)
@@ -112,9 +112,9 @@ class AttemptLineage:
             return _root(self._unknown(history))
         if history.marker is not None:
             marked = next((echo for echo in echoes if _is(echo, history.marker)), overflowed.get(history.marker))
-            if marked is not None and marked.fingerprint == history.fingerprint and _agrees(marked, history):
+            if marked is not None and marked.fingerprint == history.fingerprint and self._agrees(marked, history):
                 return _found("marker", marked.node and _first_twin(marked.node, echoes))
-        agreeing = [echo for echo in echoes if _agrees(echo, history)]
+        agreeing = [echo for echo in echoes if self._agrees(echo, history)]
         if not agreeing:
             return _root(_difference(echoes, history))
         candidates = [echo.node for echo in agreeing]
@@ -127,8 +127,20 @@ class AttemptLineage:
         first = not self.calls and not self._overflowed and not self._answered_failures
         return "seeded" if first or history.fingerprint in self._seeds else "no_match"
 
+    def _agrees(self, echo: _Echo, history: History) -> bool:
+        return echo.context == history.boundary_context and self._reasoning_agrees(echo, history.reasoning)
 
-def since(history: History, parent: Node | None) -> tuple[tuple[int, bytes], ...]:
+    def _reasoning_agrees(self, echo: _Echo, claimed: Reasoning) -> bool:
+        """Reasoning may be dropped turn by turn, but not changed and not invented."""
+        if not claimed:
+            return True
+        served = dict(echo.reasoning)
+        if echo.node is not None:
+            served.update(self.calls.reasoning(echo.node.call_id))
+        return all(served.get(turn) == digest for turn, digest in claimed)
+
+
+def since(history: History, parent: Node | None) -> Reasoning:
     """The reasoning of a history's turns after the parent's answer."""
     start = 0 if parent is None else parent.turns
     return tuple(item for item in history.reasoning if item[0] >= start)
@@ -145,22 +157,6 @@ def _found(outcome: Literal["match", "marker"], node: Node | None) -> Resolution
 
 def _is(echo: _Echo, call_id: str) -> bool:
     return isinstance(echo, Node) and echo.call_id == call_id
-
-
-def _agrees(echo: _Echo, history: History) -> bool:
-    return echo.context == history.boundary_context and _reasoning_agrees(echo, history.reasoning)
-
-
-def _reasoning_agrees(echo: _Echo, claimed: tuple[tuple[int, bytes], ...]) -> bool:
-    """Reasoning may be dropped turn by turn, but not changed and not invented."""
-    if not claimed:
-        return True
-    served = dict(echo.reasoning)
-    node = echo.node
-    while node is not None:
-        served.update(node.reasoning)
-        node = node.parent
-    return all(served.get(turn) == digest for turn, digest in claimed)
 
 
 def _first_twin(node: Node, echoes: Iterable[_Echo]) -> Node:
