@@ -17,11 +17,10 @@ from tokenlake.store.delta import Place
 __all__ = ["Call", "Calls", "Node", "Reasoning"]
 
 _ROW = struct.Struct("<32s32s32s32s32s32s13i5HB")
-_BEFORE = struct.Struct("<i")
-_BEFORE_AT = 6 * 32
-"""Where in a row the parent's number is."""
 _HASH = 32
 _NO_HASH = bytes(_HASH)
+_BEFORE, _BEFORE_AT = struct.Struct("<i"), 6 * _HASH
+"""The parent's number in a row, and where it is."""
 _MAX_NAMES = 4096
 _NO_PROMPT, _NO_REQUEST, _NO_VERSION, _NO_VERSION_END = 1, 2, 4, 8
 Reasoning = tuple[tuple[int, bytes], ...]
