@@ -8,8 +8,9 @@ element at a time (`_of_one`), which is also the definition of each fact.
 from __future__ import annotations
 
 import math
+import struct
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +23,11 @@ __all__ = ["FACTS", "of_arrays", "struct_of"]
 
 _INT, _BOOL = pa.int32(), pa.bool_()
 _SENTINEL = -9999.0
-_ABOVE_SENTINEL = -9998.9990234375
-"""The float32 after it."""
+_LAST_BITS = struct.unpack("<I", struct.pack("<f", _SENTINEL))[0] - 1
+"""The bits of the least log-probability that is sound, as an unsigned number."""
+
+_Fine = Callable[[pa.Array], tuple[bool, Callable[[], pa.Array]]]
+"""Whether all of some elements that are not NULL are fine, and which of them."""
 _ARRAY_FACTS = {
     "ids_len": _INT,
     "mask_len": _INT,
@@ -44,6 +48,7 @@ FACTS = pa.struct({"digest": pa.binary(32), "chain_hash": pa.binary(32), "packed
 """Lengths and `first_sampled`, which counts from 1, are NULL where there is no array or no sampled token; `mask_sound`:
 zeros, then ones. A fact has nothing against an array that is absent, but for `ids_whole` and `mask_sound`."""
 
+_INT_MAX = 2**31 - 1
 _NOTHING = bytes(1 << 16)
 _Facts = tuple[Any, ...]
 
@@ -57,9 +62,9 @@ def struct_of(*columns: pa.Array) -> pa.Array:
 def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.Array) -> list[pa.Array]:
     """The facts but the digests; `vocab_size` is NULL where it is unknown."""
     known: int | None = pc.min(vocab_size).as_py()
-    odd = _rows_where_not(ids, 0, None if known is None else known - 1)
-    odd |= _rows_where_not(mask, 0, 1)
-    odd |= _rows_where_not(logprobs, _ABOVE_SENTINEL, 0.0)
+    odd = _rows_where_not(ids, _between(0, _INT_MAX if known is None else known - 1))
+    odd |= _rows_where_not(mask, _between(0, 1))
+    odd |= _rows_where_not(logprobs, _log_probabilities)
     masks, chances_raw = _raw(mask), _raw(logprobs)
     trained, valued = _bounds(mask), _bounds(logprobs)
     firsts: list[int] = []
@@ -121,22 +126,35 @@ def _of_one(
     )
 
 
-def _rows_where_not(lists: pa.Array, least: float, most: float | None) -> set[int]:
-    """Lists that are NULL, hold a NULL, a NaN, or an element that does not lie between the bounds."""
+def _between(least: int, most: int) -> _Fine:
+    def fine(values: pa.Array) -> tuple[bool, Callable[[], pa.Array]]:
+        low, high = (each.as_py() for each in pc.min_max(values, min_count=0).values())
+        whole = low is None or (low >= least and high <= most)
+        return whole, lambda: pc.and_(pc.greater_equal(values, least), pc.less_equal(values, most))
+
+    return fine
+
+
+def _log_probabilities(values: pa.Array) -> tuple[bool, Callable[[], pa.Array]]:
+    """Not positive, above the sentinel.
+
+    The greatest of bits is found many times as fast as that of floats: it is a positive number (or NaN) as signed bits,
+    and what is too negative (or NaN) as unsigned ones.
+    """
+    signed, bits = (pc.max(values.view(kind)).as_py() or 0 for kind in (pa.int32(), pa.uint32()))
+    whole = signed <= 0 and bits <= _LAST_BITS
+    return whole, lambda: pc.and_(pc.less_equal(values, 0.0), pc.greater(values, _SENTINEL))
+
+
+def _rows_where_not(lists: pa.Array, fine: _Fine) -> set[int]:
+    """Lists that are NULL, hold a NULL, or an element that is not `fine`."""
     rows = set(pc.indices_nonzero(lists.is_null()).to_pylist()) if lists.null_count else set[int]()
     values = lists.values
-    if len(values) == 0:
+    whole, which = fine(values)
+    if whole and values.null_count == 0:
         return rows
-    low, high = pc.min_max(values).values()
-    # The least and the greatest pass over a NaN, a sum does not.
-    whole = values.null_count == 0 and (values.type != pa.float32() or not math.isnan(pc.sum(values).as_py()))
-    if whole and low.as_py() >= least and (most is None or high.as_py() <= most):
-        return rows
-    fine = pc.greater_equal(values, least)
-    if most is not None:
-        fine = pc.and_(fine, pc.less_equal(values, most))
     bounds = _bounds(lists)
-    for at in pc.indices_nonzero(pc.invert(fine).fill_null(True)).to_pylist():
+    for at in pc.indices_nonzero(pc.invert(which()).fill_null(True)).to_pylist():
         rows.add(bisect_right(bounds, at) - 1)
     return rows
 
