@@ -3,7 +3,7 @@
 --   is the prompt of the lowest valid row, else of the lowest rollout with a sound root, else one pad id. Of a valid
 --   rollout of several segments, the first row is that of its terminal chain and says what none of them holds
 -- grain: row
--- reads: judged_rollouts, group_records, model_in_force
+-- reads: judged_rollouts, model_in_force
 CREATE OR REPLACE VIEW candidate_rows WITH (DEFER_BINDING) AS
 WITH judged AS MATERIALIZED (
     SELECT * FROM judged_rollouts
@@ -36,11 +36,9 @@ placed AS (
         grouped.valid_rows,
         grouped.group_min_wv,
         grouped.group_max_wv,
-        coalesce(grouped.prompt_ids, [model_in_force.pad_id]) AS prompt_ids_for_adv,
-        group_records.mixed_weight_version_per_group
+        coalesce(grouped.prompt_ids, [model_in_force.pad_id]) AS prompt_ids_for_adv
     FROM judged
     INNER JOIN grouped ON judged.group_id = grouped.group_id
-    INNER JOIN group_records ON judged.group_id = group_records.group_id
     CROSS JOIN model_in_force
     WHERE grouped.ended = judged.n
 ),

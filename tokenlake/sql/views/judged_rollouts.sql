@@ -17,6 +17,7 @@ WITH listed AS (
 numbered AS (
     SELECT
         * EXCLUDE (call_ids),
+        len(main_calls) AS turns,
         CASE
             WHEN side_chains IS NULL THEN main_calls
             ELSE list_concat(main_calls, flatten(list_transform(side_chains, LAMBDA side: side.call_ids)))
@@ -43,6 +44,8 @@ placed AS (
         terminal_reason,
         truncated,
         side_chains,
+        turns,
+        len(call_ids) AS places,
         attempt_tokens > 200000 AS long,
         unnest(call_ids) AS call_id,
         unnest(chains) AS chain,
@@ -63,22 +66,19 @@ folded AS (
         any_value(placed.terminal_reason) AS terminal_reason,
         any_value(placed.truncated) AS truncated,
         any_value(placed.side_chains) AS side_chains,
-        list(placed.position) FILTER (placed.chain = 0) AS positions,
-        list(placed.call_id) FILTER (placed.chain = 0) AS call_ids,
-        list(calls.sampled_tokens) FILTER (placed.chain = 0) AS sampled_tokens,
-        list(CASE WHEN NOT placed.long THEN calls.facts.packed END) FILTER (placed.chain = 0) AS packed,
-        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_ids END) FILTER (placed.chain = 0)
-            AS token_ids,
-        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_mask END) FILTER (placed.chain = 0)
-            AS token_mask,
-        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.logprobs END) FILTER (placed.chain = 0)
-            AS logprobs,
-        count(*) FILTER (placed.chain = 0) AS records,
-        max(placed.position) FILTER (placed.chain = 0) + 1 AS turns,
-        list(calls.weight_version) FILTER (placed.chain = 0) AS weight_versions,
-        list(calls.weight_version_end) FILTER (placed.chain = 0) AS weight_versions_end,
-        list(calls.temperature) FILTER (placed.chain = 0) AS temperatures,
-        list(calls.logprob_mode) FILTER (placed.chain = 0) AS logprob_modes,
+        any_value(placed.turns) AS turns,
+        any_value(placed.places) AS every_place,
+        list(placed.position) AS positions,
+        list(placed.call_id) AS call_ids,
+        list(calls.sampled_tokens) AS sampled_tokens,
+        list(CASE WHEN NOT placed.long THEN calls.facts.packed END) AS packed,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_ids END) AS token_ids,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.token_mask END) AS token_mask,
+        list(CASE WHEN placed.long OR calls.facts.packed IS NULL THEN calls.logprobs END) AS logprobs,
+        list(calls.weight_version) AS weight_versions,
+        list(calls.weight_version_end) AS weight_versions_end,
+        list(calls.temperature) AS temperatures,
+        list(calls.logprob_mode) AS logprob_modes,
         arg_min(
             {
                 'reason': calls.reason,
@@ -102,15 +102,19 @@ folded AS (
             'temperature': calls.temperature,
             'logprob_mode': calls.logprob_mode
         }) FILTER (placed.chain > 0) AS side_records,
-        any_value(coalesce(calls.facts.first_sampled - 1, calls.facts.mask_len)) FILTER (
-            placed.position = 0
-            AND calls.parent_call_id IS NULL
-            AND calls.staged
-            AND calls.ok_digest
-            AND calls.ok_token_ids_present
-            AND calls.ok_token_ids_positive
-            AND calls.ok_token_ids_in_vocabulary
-            AND calls.ok_mask
+        any_value(
+            CASE
+                WHEN
+                    placed.position = 0
+                    AND calls.parent_call_id IS NULL
+                    AND calls.staged
+                    AND calls.ok_digest
+                    AND calls.ok_token_ids_present
+                    AND calls.ok_token_ids_positive
+                    AND calls.ok_token_ids_in_vocabulary
+                    AND calls.ok_mask
+                    THEN coalesce(calls.facts.first_sampled - 1, calls.facts.mask_len)
+            END
         ) AS prompt_len
     FROM placed
     LEFT JOIN verified_calls AS calls
@@ -126,16 +130,17 @@ ordered AS (
     SELECT
         *,
         CASE
-            WHEN len(positions) = turns THEN list_grade_up(positions)
+            WHEN len(positions) = every_place THEN list_grade_up(positions)[:turns]
             ELSE list_transform(range(turns), LAMBDA place: list_position(positions, place::INTEGER))
-        END AS places
+        END AS places,
+        len(list_filter(positions, LAMBDA position: position < turns)) AS records
     FROM folded
 ),
 
 joined AS (
     SELECT
         * EXCLUDE (
-            head, side_chains, side_records, positions, places,
+            head, side_chains, side_records, positions, places, every_place,
             call_ids, sampled_tokens, packed, token_ids, token_mask, logprobs,
             weight_versions, weight_versions_end, temperatures, logprob_modes
         ),
@@ -147,15 +152,16 @@ joined AS (
         head.mixed_weight_version,
         head.min_delivered_fraction,
         head.min_valid_fraction_per_group,
+        head.mixed_weight_version_per_group,
         head.state,
         head.end_reason,
         head.reward,
         head.poison,
         head.poison_call_id,
-        known_range(weight_versions).least AS weight_version_min,
-        known_range(weight_versions_end).most AS weight_version_max,
-        common_value(temperatures) AS temperature,
-        common_value(logprob_modes) AS logprob_mode,
+        known_range(list_select(weight_versions, places)).least AS weight_version_min,
+        known_range(list_select(weight_versions_end, places)).most AS weight_version_max,
+        common_value(list_select(temperatures, places)) AS temperature,
+        common_value(list_select(logprob_modes, places)) AS logprob_mode,
         list_select(call_ids, places) AS call_ids,
         CASE
             WHEN terminal_call_id IS NULL THEN 0

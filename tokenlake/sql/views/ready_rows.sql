@@ -1,22 +1,35 @@
 -- what: published rows as they were written, placeholders included, whole groups only: what a trainer queries. Rows
 --   that no `group_published` event names (left by a crash) are not here, and no later event changes what is
 -- grain: row
--- reads: rows, group_records
+-- reads: rows, lineage
 CREATE OR REPLACE VIEW ready_rows WITH (DEFER_BINDING) AS
-WITH complete AS (
+WITH folded AS (
+    SELECT
+        group_id,
+        arg_min({ 'n': n }, row(lineage.at, event_writer, event_seq)) FILTER (event_type = 'group_registered')
+            AS opening,
+        arg_min(
+            { 'event_type': event_type, 'segment': segment }, row(lineage.at, event_writer, event_seq)
+        ) FILTER (event_type <> 'group_registered') AS closing
+    FROM lineage
+    WHERE event_type IN ('group_registered', 'group_published', 'group_dropped') AND group_id IS NOT NULL
+    GROUP BY group_id
+),
+
+complete AS (
     SELECT
         groups.group_id,
-        groups.segment
-    FROM group_records AS groups
+        groups.closing.segment AS segment
+    FROM folded AS groups
     INNER JOIN rows AS found
         ON
             groups.group_id = found.group_id
-            AND groups.segment = found.segment
-    WHERE groups.closed_by = 'group_published'
-    GROUP BY groups.group_id, groups.n, groups.segment
+            AND groups.closing.segment = found.segment
+    WHERE groups.closing.event_type = 'group_published'
+    GROUP BY groups.group_id, groups.opening.n, groups.closing.segment
     HAVING
-        count(DISTINCT found.rollout_id) = groups.n
-        AND count(DISTINCT row(found.rollout_id, found.segment_index))
+        list_unique(list(found.rollout_id)) = groups.opening.n
+        AND list_unique(list(row(found.rollout_id, found.segment_index)))
         = sum(found.segment_count) FILTER (found.segment_index = 0)
 )
 

@@ -21,6 +21,7 @@ WITH folded AS (
             'mixed_weight_version': attempts.mixed_weight_version,
             'min_delivered_fraction': attempts.min_delivered_fraction,
             'min_valid_fraction_per_group': attempts.min_valid_fraction_per_group,
+            'mixed_weight_version_per_group': attempts.mixed_weight_version_per_group,
             'row_policy': attempts.row_policy,
             'state': CASE
                 WHEN attempts.ending = 'rollout_failed' THEN 'failed'

@@ -4,14 +4,24 @@
 -- grain: call
 -- reads: committed_calls, walk_path
 CREATE OR REPLACE VIEW rootless_calls WITH (DEFER_BINDING) AS
-WITH folded AS (
+WITH orphans AS MATERIALIZED (
+    SELECT
+        group_id,
+        rollout_id,
+        attempt,
+        call_id,
+        parent_call_id
+    FROM committed_calls
+    WHERE depth IS NULL
+),
+
+folded AS (
     SELECT
         group_id,
         rollout_id,
         attempt,
         list({ 'call_id': call_id, 'parent_call_id': parent_call_id }) AS tree
-    FROM committed_calls
-    WHERE depth IS NULL
+    FROM orphans
     GROUP BY group_id, rollout_id, attempt
 ),
 
@@ -46,12 +56,11 @@ named_faults AS (
         orphans.attempt,
         orphans.call_id,
         'parent_foreign' AS reason
-    FROM committed_calls AS orphans
+    FROM orphans
     INNER JOIN committed_calls AS others
         ON
             orphans.group_id = others.group_id
             AND orphans.parent_call_id = others.call_id
-    WHERE orphans.depth IS NULL
 )
 
 SELECT

@@ -13,6 +13,7 @@ WITH numbered AS (
         mixed_weight_version,
         min_delivered_fraction,
         min_valid_fraction_per_group,
+        mixed_weight_version_per_group,
         row_policy,
         unnest(range(n))::INTEGER AS rollout_index
     FROM group_records
