@@ -6,25 +6,23 @@ byte, so it may be made anywhere, lost and made again; the lake's owner alone wr
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import duckdb
 import pyarrow as pa
 
-from tokenlake import sql
 from tokenlake.errors import DamagedLake
+from tokenlake.store.planned import Planned
 from tokenlake.store.schema import ROW
 
-__all__ = ["Judgement", "Judges", "PublishedGroup", "judge", "shards"]
+__all__ = ["GROUPS_AT_ONCE", "Judgement", "Judges", "PublishedGroup", "judge", "shards"]
 
-_GROUPS_AT_ONCE = 64
-_ROWS, _COUNTS, _DROPS = (
-    sql.read(f"reads/{name}") for name in ("rows_to_publish", "published_counts", "dropped_groups")
-)
+GROUPS_AT_ONCE = 64
+_VERDICT = (*("group_id", "rollout_id", "reason", "n", "valid_rows", "drop_reason", "group_min_wv", "group_max_wv"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,9 @@ class Judgement:
 
     groups: tuple[PublishedGroup, ...]
     rows: pa.Table
-    """Columns as in `ROW`."""
+    """Columns as in `ROW`; those of groups that are dropped are there too."""
+    policy: str | None
+    """The policies by which they were judged, as they stand in lineage; None: none were set."""
 
 
 class Lake(Protocol):
@@ -60,8 +60,8 @@ class Lake(Protocol):
 
     path: Path
 
-    def connect(self, *, groups: Sequence[str], query: str) -> duckdb.DuckDBPyConnection:
-        """A connection with the views that `query` names, over these groups."""
+    def planned(self, groups: Sequence[str]) -> AbstractContextManager[Planned]:
+        """The statements that are planned once, over these groups."""
         ...
 
 
@@ -73,46 +73,47 @@ class Judges(Protocol):
         ...
 
 
-def shards(due: Sequence[str], most: int = _GROUPS_AT_ONCE) -> Iterator[Sequence[str]]:
+def shards(due: Sequence[str], most: int = GROUPS_AT_ONCE) -> Iterator[Sequence[str]]:
     """Due groups in stretches of at most `most`, and never more than are judged at once."""
-    size = max(1, min(most, _GROUPS_AT_ONCE))
+    size = max(1, min(most, GROUPS_AT_ONCE))
     return (due[start : start + size] for start in range(0, len(due), size))
 
 
-def judge(lake: Lake, due: Sequence[str], now: int) -> Judgement:
-    """Judge groups that are due at `now` (microseconds since the epoch).
+def judge(lake: Lake, groups: Sequence[str], now: int) -> Judgement:
+    """Judge those of some groups that are due, at `now` (microseconds since the epoch); the others are left out.
 
     Raises `DamagedLake` where a group would not have the rows of its N rollouts.
     """
-    dropped: dict[str, dict[str, Any]] = {}
-    con = lake.connect(groups=due, query=_ROWS + _COUNTS + _DROPS)
-    try:
-        rows = con.sql(_ROWS, params=[now, due]).to_arrow_table().select(ROW.names).cast(ROW)
-        con.register("due_rows", rows)
-        counts = con.sql(_COUNTS, params=[due]).to_arrow_table().to_pylist()
-        absent = [count["group_id"] for count in counts if count["published"] == 0]
-        if absent:
-            found: list[dict[str, Any]] = con.sql(_DROPS, params=[absent]).to_arrow_table().to_pylist()
-            dropped = {each["group_id"]: each for each in found}
-    finally:
-        con.close()
-    return Judgement(groups=tuple(_group(lake, count, dropped.get(count["group_id"])) for count in counts), rows=rows)
+    with lake.planned(groups) as planned:
+        found = planned.ask("due_rows")
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for row in found.select(_VERDICT).to_pylist():
+        by_group.setdefault(row["group_id"], []).append(row)
+    rows = found.append_column("published_at", pa.array([now] * len(found), pa.int64()))
+    return Judgement(
+        groups=tuple(_group(lake, group_id, each) for group_id, each in by_group.items()),
+        rows=rows.select(ROW.names).cast(ROW),
+        policy=found.column("policy")[0].as_py() if len(found) else None,
+    )
 
 
-def _group(lake: Lake, count: Mapping[str, Any], drop: Mapping[str, Any] | None) -> PublishedGroup:
-    if drop is None and count["published"] != count["n"]:
+def _group(lake: Lake, group_id: str, rows: Sequence[Mapping[str, Any]]) -> PublishedGroup:
+    first = rows[0]
+    rollouts = len({row["rollout_id"] for row in rows})
+    if rollouts != first["n"]:
         raise DamagedLake(
-            f"group {count['group_id']} in {lake.path} would publish rows of {count['published']} rollouts instead of "
-            f"{count['n']}: run `tokenlake audit`",
-            group_id=count["group_id"],
+            f"group {group_id} in {lake.path} would publish rows of {rollouts} rollouts instead of {first['n']}: run "
+            "`tokenlake audit`",
+            group_id=group_id,
         )
+    kept = rows if first["drop_reason"] is None else ()
     return PublishedGroup(
-        group_id=count["group_id"],
-        n=count["n"],
-        rows=count["published_rows"],
-        valid=count["valid"] if drop is None else drop["valid"],
-        reasons=json.loads(count["reasons"]),
-        dropped=None if drop is None else drop["drop_reason"],
-        group_min_wv=count["group_min_wv"],
-        group_max_wv=count["group_max_wv"],
+        group_id=group_id,
+        n=first["n"],
+        rows=len(kept),
+        valid=first["valid_rows"],
+        reasons=dict(Counter(row["reason"] for row in kept if row["reason"] is not None)),
+        dropped=first["drop_reason"],
+        group_min_wv=first["group_min_wv"],
+        group_max_wv=first["group_max_wv"],
     )

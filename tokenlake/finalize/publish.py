@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from tokenlake import sql
 from tokenlake.clock import now_us
-from tokenlake.errors import NotFound
-from tokenlake.finalize.judge import Judgement, Judges, PublishedGroup, judge, shards
+from tokenlake.errors import DamagedLake, NotFound
+from tokenlake.finalize.judge import GROUPS_AT_ONCE, Judgement, Judges, PublishedGroup, judge, shards
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.policy import parse_policy
 
@@ -34,7 +34,11 @@ def set_policy(lake: OwnedLake, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ConfigError` for unknown names or values. Returns all policies.
     """
     found = lake.sql(sql.read("reads/policy")).fetchall()
-    before: dict[str, Any] = json.loads(found[0][0]) if found else {}
+    return _set_policy(lake, found[0][0] if found else None, settings)
+
+
+def _set_policy(lake: OwnedLake, in_force: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    before: dict[str, Any] = {} if in_force is None else json.loads(in_force)
     policy = parse_policy({**before, **settings})
     if policy != before:
         lake.lineage.append("policy_set", detail=json.dumps(policy, sort_keys=True))
@@ -57,18 +61,33 @@ def publish_due(
     """
     with _publishing:
         now = now_us() if now is None else now
+        wanted = None if groups is None else sorted(set(groups))
+        published: list[PublishedGroup] = []
+        if wanted is not None and judges is None and len(wanted) <= GROUPS_AT_ONCE:
+            # Nearly always all of them are due, which judging them tells as well.
+            judgement = judge(lake, wanted, now)
+            published += judgement.groups
+            wanted = _left(wanted, published)
+            _check_known(lake, wanted)
+            if published:
+                _write(lake, judgement, _set_policy(lake, judgement.policy, {}), now)
+            if not wanted:
+                return published
         policy = set_policy(lake, {})
-        wanted = _known(lake, groups)
+        _check_known(lake, wanted)
         due = [] if wanted is None else _due(lake, wanted)
-        if wanted is None or len(due) < len(set(wanted)):
+        if wanted is None or len(due) < len(wanted):
             # Some slot is open still, or all groups are asked for.
             _expire(lake, wanted, now, 0.0 if force_deadline else policy["group_deadline_s"], force_deadline)
             due = _due(lake, wanted)
-        published: list[PublishedGroup] = []
         for judgement in (judges or _here(lake))(due, now=now, upto=lake.lineage.head):
             _write(lake, judgement, policy, now)
             published += judgement.groups
-        return published
+        for group_id in _left(due, published):
+            raise DamagedLake(
+                f"group {group_id} in {lake.path} is due and has no rows: run `tokenlake audit`", group_id=group_id
+            )
+        return sorted(published, key=lambda group: group.group_id)
 
 
 def _here(lake: OwnedLake) -> Judges:
@@ -80,13 +99,15 @@ def _here(lake: OwnedLake) -> Judges:
     return judges
 
 
-def _known(lake: OwnedLake, groups: Sequence[str] | None) -> list[str] | None:
-    if groups is None:
-        return None
-    for group_id in groups:
+def _left(groups: Sequence[str], published: Sequence[PublishedGroup]) -> list[str]:
+    done = {group.group_id for group in published}
+    return [group_id for group_id in groups if group_id not in done]
+
+
+def _check_known(lake: OwnedLake, groups: Sequence[str] | None) -> None:
+    for group_id in groups or ():
         if lake.sql(sql.read("reads/group"), [group_id]).fetchall() == []:
             raise NotFound(f"no group {group_id} in {lake.path}", group_id=group_id)
-    return list(groups)
 
 
 def _due(lake: OwnedLake, wanted: list[str] | None) -> list[str]:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +29,7 @@ from tokenlake.store.index import Index
 from tokenlake.store.index_file import memory_index, open_index, remove_index
 from tokenlake.store.lineage import LINEAGE_MAX_BYTES, LineageLog
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock, check_process
+from tokenlake.store.planned import Planned
 from tokenlake.store.query import run_query
 from tokenlake.store.records import delta_keys
 from tokenlake.store.recover import recover_directory
@@ -212,6 +213,17 @@ class OwnedLake:
         self.refresh()
         return self._cursor(groups, query=query)
 
+    def planned(self, groups: Sequence[str]) -> AbstractContextManager[Planned]:
+        """The statements that are planned once, over these groups as of now; one caller at a time."""
+        self._check()
+        self._refresh(write=False)
+        index = self._index
+        try:
+            return index.planned(*index.of_groups(groups))
+        except duckdb.Error as error:
+            self._go_on_in_memory(index, error)
+            return self._index.planned(*self._index.of_groups(groups))
+
     def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> duckdb.DuckDBPyRelation:
         """A DuckDB relation of one query over the refreshed lake. Raises `QueryError`."""
         self.refresh()
@@ -287,11 +299,11 @@ class OwnedLake:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refresh(self, skip: Sequence[str] = ()) -> None:
+    def _refresh(self, skip: Sequence[str] = (), *, write: bool = True) -> None:
         """Refresh the index; one that the disk refuses to write goes on in memory, so that reading goes on."""
         index = self._index
         try:
-            index.refresh(skip=skip)
+            index.refresh(skip=skip, write=write)
         except duckdb.Error as error:
             self._go_on_in_memory(index, error)
 

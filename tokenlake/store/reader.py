@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from tokenlake.errors import TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
+from tokenlake.store.planned import Planned
 from tokenlake.store.query import fetch_table, run_query
 from tokenlake.store.snapshot import open_snapshot
 
@@ -63,6 +65,11 @@ class Lake:
         `query` it is only sure to have the views that this text names, which is quicker.
         """
         return self._index(locked=False).cursor(groups, query=query)
+
+    def planned(self, groups: Sequence[str]) -> AbstractContextManager[Planned]:
+        """The statements that are planned once, over these groups; one caller at a time."""
+        index = self._index(locked=False)
+        return index.planned(*index.of_groups(groups))
 
     def read_delta(self, place: Place) -> Delta:
         """The record that was staged at a place, also when compaction has moved it. Raises `NotFound`."""

@@ -19,11 +19,13 @@ def add_function(
     function: Callable[..., Any],
     parameters: Mapping[str, Any],
     returns: Any,
+    *,
+    fixed: bool = True,
 ) -> None:
     """Register `function`, which takes one `pa.Array` a parameter and sees NULLs, under `name`.
 
     `parameters` maps names to DuckDB types; `returns` is the DuckDB type of the Arrow array that comes back. Cursors of
-    the connection have the function too.
+    the connection have the function too. One that is not `fixed` is called each time, whatever its arguments.
     """
 
     def vector(*columns: pa.ChunkedArray) -> Any:
@@ -32,7 +34,9 @@ def add_function(
     # DuckDB counts the parameters of the callable.
     kind = inspect.Parameter.POSITIONAL_ONLY
     vector.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
-    con.create_function(name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL)
+    con.create_function(
+        name, vector, list(parameters.values()), returns, type=ARROW, null_handling=SPECIAL, side_effects=not fixed
+    )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
