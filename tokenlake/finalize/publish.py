@@ -137,7 +137,8 @@ def _write(lake: OwnedLake, judgement: Judgement, policy: Mapping[str, Any], now
     segment = None
     if kept:
         rows = judgement.rows
-        segment = lake.write_rows(rows.filter(pc.is_in(rows.column("group_id"), pa.array(kept))))
+        whole = len(kept) == len(judgement.groups)
+        segment = lake.write_rows(rows if whole else rows.filter(pc.is_in(rows.column("group_id"), pa.array(kept))))
     settled = json.dumps(dict(policy), sort_keys=True)
     lake.lineage.append_many(
         [
