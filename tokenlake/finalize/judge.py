@@ -19,10 +19,10 @@ from tokenlake.errors import DamagedLake
 from tokenlake.store.planned import Planned
 from tokenlake.store.schema import ROW
 
-__all__ = ["GROUPS_AT_ONCE", "Judgement", "Judges", "PublishedGroup", "judge", "shards"]
+__all__ = ["Judgement", "Judges", "PublishedGroup", "judge", "shards"]
 
-GROUPS_AT_ONCE = 64
-_VERDICT = (*("group_id", "rollout_id", "reason", "n", "valid_rows", "drop_reason", "group_min_wv", "group_max_wv"),)
+_GROUPS_AT_ONCE = 64
+_VERDICT = ("group_id", "rollout_id", "reason", "n", "valid_rows", "drop_reason", "group_min_wv", "group_max_wv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,9 @@ class Judges(Protocol):
         ...
 
 
-def shards(due: Sequence[str], most: int = GROUPS_AT_ONCE) -> Iterator[Sequence[str]]:
+def shards(due: Sequence[str], most: int = _GROUPS_AT_ONCE) -> Iterator[Sequence[str]]:
     """Due groups in stretches of at most `most`, and never more than are judged at once."""
-    size = max(1, min(most, GROUPS_AT_ONCE))
+    size = max(1, min(most, _GROUPS_AT_ONCE))
     return (due[start : start + size] for start in range(0, len(due), size))
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tokenlake import sql
 from tokenlake.clock import now_us
 from tokenlake.errors import DamagedLake, NotFound
-from tokenlake.finalize.judge import GROUPS_AT_ONCE, Judgement, Judges, PublishedGroup, judge, shards
+from tokenlake.finalize.judge import Judgement, Judges, PublishedGroup, judge, shards
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.policy import parse_policy
 
@@ -63,7 +63,7 @@ def publish_due(
         now = now_us() if now is None else now
         wanted = None if groups is None else sorted(set(groups))
         published: list[PublishedGroup] = []
-        if wanted is not None and judges is None and len(wanted) <= GROUPS_AT_ONCE:
+        if wanted is not None and judges is None and len([*shards(wanted)]) == 1:
             # Nearly always all of them are due, which judging them tells as well.
             judgement = judge(lake, wanted, now)
             published += judgement.groups
