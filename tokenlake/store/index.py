@@ -29,7 +29,6 @@ from tokenlake.store.fetch import Fetcher
 from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.planned import Planned
-from tokenlake.store.recent import Recent
 from tokenlake.store.scan import scan_deltas
 from tokenlake.store.schema import PLACE
 
@@ -37,8 +36,6 @@ __all__ = ["TABLES", "Index", "layout"]
 
 TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_anchors")
 """What an index remembers."""
-_WAITING = 64
-"""How many intakes may wait for being written down."""
 _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
 _GROUP = ("index/group_events", "index/group_places", "index/group_rows")
 _FORGET = {"lineage": "index/forget_events", "deltas": "index/forget_places", "rows": "index/forget_rows"}
@@ -73,8 +70,6 @@ class Index:
         self._cursors = threading.Lock()
         self._asking = threading.Lock()
         self._planned: Planned | None = None
-        self._recent: Recent | None = None
-        self._waiting: list[tuple[Change, bool]] = []
         self.fetcher.register(con)
         functions.register(con)
         for name in (*TABLES, *_VIEWS):
@@ -94,9 +89,6 @@ class Index:
         It has every view, or at least those that `query` names, so that a first query parses no other.
         """
         wanted = views.ordered_views() if query is None else views.needed_views(query)
-        if self._waiting:
-            with self._refreshing:
-                self._write_down()
         with self._cursors:
             con = self._con.cursor()
             for name in wanted:
@@ -119,61 +111,43 @@ class Index:
             yield self._planned
 
     def of_groups(self, groups: Sequence[str]) -> tuple[pa.Table, pa.Table]:
-        """Events and places that judging some groups needs: from memory where they are there, else from the tables."""
-        with self._refreshing:
-            found = None if self._recent is None else self._recent.of(groups)
-            if found is not None:
-                return found
-            self._write_down()
-            con = self._con.cursor()
-            try:
-                if self._recent is None:
-                    self._recent = Recent(_ask(con, "planned/events", []))
-                return _ask(con, "planned/events", groups), _ask(con, "planned/places", groups)
-            finally:
-                con.close()
+        """Events and places that judging some groups needs."""
+        con = self.cursor(query="")
+        try:
+            events, places = (
+                con.sql(sql.read(f"planned/{name}"), params=[list(groups)]).to_arrow_table()
+                for name in ("events", "places")
+            )
+            return events, places
+        finally:
+            con.close()
 
-    def refresh(self, *, skip: Iterable[str] = (), limit: int | None = None, write: bool = True) -> bool:
+    def refresh(self, *, skip: Iterable[str] = (), limit: int | None = None) -> bool:
         """Take in what was written since the last refresh; `skip` names delta writers to leave for a later one.
 
-        With `limit` it stops after that many bytes; true when there is more. Without `write` the tables wait for it
-        until the next cursor, which nobody notices but whoever asks `planned`. Raises `FormatError` for an event of a
+        With `limit` it stops after that many bytes; true when there is more. Raises `FormatError` for an event of a
         newer schema.
         """
         with self._refreshing:
             change = take_in(self.root, self.maps, self._scanned, self._stamps, frozenset(skip), limit)
-            if not change.empty:
-                restarted = any(
-                    s[0] == "lineage" and (s not in self._scanned or s in change.gone) for s in change.scanned
-                )
-                self._waiting.append((change, restarted))
-                for segment in change.gone:
-                    self._scanned.pop(segment, None)
-                    self.maps.forget(segment_path(segment))
-                self._scanned |= change.scanned
-                self._stamps = change.stamps
-                self._compacted = {}
-                if self._recent is not None:
-                    self._recent.add(change, restarted=restarted)
-            if write or len(self._waiting) > _WAITING:
-                self._write_down()
-            return change.partial
-
-    def _write_down(self) -> None:
-        """Bring the tables up to what was taken in."""
-        if not self._waiting:
-            return
-        con = self._con.cursor()
-        try:
-            con.execute("BEGIN")
-            for change, restarted in self._waiting:
+            if change.empty:
+                return False
+            con = self.cursor(query="")
+            try:
+                con.execute("BEGIN")
                 _apply(con, change)
-                if restarted:
+                if any(s[0] == "lineage" and (s not in self._scanned or s in change.gone) for s in change.scanned):
                     con.execute(sql.read("index/forget_refused"))
-            con.execute("COMMIT")
-        finally:
-            con.close()
-        self._waiting = []
+                con.execute("COMMIT")
+            finally:
+                con.close()
+            for segment in change.gone:
+                self._scanned.pop(segment, None)
+                self.maps.forget(segment_path(segment))
+            self._scanned |= change.scanned
+            self._stamps = change.stamps
+            self._compacted = {}
+            return change.partial
 
     def hold(self) -> None:
         """Map every segment of deltas that is known, so that it is read on when retention removes it."""
@@ -262,10 +236,6 @@ class Index:
             self.maps.clear()
         if self.when_closed is not None:
             self.when_closed()
-
-
-def _ask(con: duckdb.DuckDBPyConnection, name: str, groups: Sequence[str]) -> pa.Table:
-    return con.sql(sql.read(name), params=[list(groups)]).to_arrow_table()
 
 
 _open: weakref.WeakSet[Index] = weakref.WeakSet()

@@ -215,8 +215,7 @@ class OwnedLake:
 
     def planned(self, groups: Sequence[str]) -> AbstractContextManager[Planned]:
         """The statements that are planned once, over these groups as of now; one caller at a time."""
-        self._check()
-        self._refresh(write=False)
+        self.refresh()
         index = self._index
         try:
             return index.planned(*index.of_groups(groups))
@@ -299,11 +298,11 @@ class OwnedLake:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refresh(self, skip: Sequence[str] = (), *, write: bool = True) -> None:
+    def _refresh(self, skip: Sequence[str] = ()) -> None:
         """Refresh the index; one that the disk refuses to write goes on in memory, so that reading goes on."""
         index = self._index
         try:
-            index.refresh(skip=skip, write=write)
+            index.refresh(skip=skip)
         except duckdb.Error as error:
             self._go_on_in_memory(index, error)
 

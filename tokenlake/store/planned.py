@@ -20,7 +20,7 @@ from tokenlake.store.schema import LINEAGE, PLACE
 from tokenlake.store.sqlfunction import add_function
 from tokenlake.store.sqltypes import sql_type
 
-__all__ = ["EVENTS", "PLACES", "Planned"]
+__all__ = ["Planned"]
 
 _STATEMENTS = ("due_rows",)
 _NOT_JUDGED = {
@@ -29,15 +29,15 @@ _NOT_JUDGED = {
 }
 """Columns of an event that no verdict depends on; what is given is narrow, since every operator pays for its width."""
 
-EVENTS = pa.schema([each for each in LINEAGE if each.name not in _NOT_JUDGED])
-PLACES = pa.schema(
+_EVENTS = pa.schema([each for each in LINEAGE if each.name not in _NOT_JUDGED])
+_PLACES = pa.schema(
     [
         *PLACE,
         *(LINEAGE.field(name) for name in ("rollout_id", "attempt", "call_id", "group_id")),
         pa.field("shadowed", pa.bool_()),
     ]
 )
-_GIVEN = {"events": EVENTS, "places": PLACES}
+_GIVEN = {"events": _EVENTS, "places": _PLACES}
 
 
 class Planned:
