@@ -91,7 +91,7 @@ def hosted_processes(lake: Path) -> list[int]:
             command = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"--with-parent" in command and str(lake).encode() in command:
+        if b"--with-parent" in command and str(lake).encode() in command and command[0] != b"/bin/sh":
             found.append(int(folder.name))
     return found
 

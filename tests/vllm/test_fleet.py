@@ -27,6 +27,18 @@ OWN = {"worker_niceness": 0}
 """Ray's processes, and with them the servers, would wait for everybody else on this machine."""
 
 
+def descendants(processes: list[int]) -> list[int]:
+    """What these have started, and what that has."""
+    found: list[int] = []
+    waiting = list(processes)
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            started = [*map(int, task.read_text().split())]
+            found += started
+            waiting += started
+    return found
+
+
 @pytest.fixture
 def cluster() -> Iterator[None]:
     ray.init(
@@ -63,4 +75,6 @@ def test_a_fleet_of_vllm_captures_and_is_labelled_at_once(tmp_path: Path, model:
             exact(door, "g")
         hosted = hosted_processes(tmp_path / "lake")
         assert len(hosted) == 2
-    wait_gone(hosted)
+        engines = descendants(hosted)
+        assert len(engines) >= 2
+    wait_gone([*hosted, *engines])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self, cast
@@ -27,6 +29,8 @@ __all__ = ["WorkerFleet"]
 
 _LOOK_S = 0.2
 _ASK_S = 30.0
+_APART = ("/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & wait', "sh")
+"""Runs what follows as a process of its own that has the shell's input; ends when it does."""
 
 
 class WorkerFleet:
@@ -128,9 +132,10 @@ class HostedWorker:
         self._listens = (host, port)
         command = [*self._command, "--host", host, "--port", str(port)]
         secret = {} if self._key is None else {"VLLM_API_KEY": self._key}
-        # A session of its own: what Ray does to an actor's processes would leave vLLM's own behind.
+        # Ray kills an actor's own children at once, and vLLM would leave its engine behind: so the worker is a child's
+        # child, which ends in order when its input does. A session of its own, so that all of it can be ended at once.
         self._process = process = subprocess.Popen(  # noqa: S603 - the command that the fleet was given
-            command, stdin=subprocess.PIPE, env={**os.environ, **secret}, start_new_session=True
+            [*_APART, *command], stdin=subprocess.PIPE, env={**os.environ, **secret}, start_new_session=True
         )
         until = time.monotonic() + self._deadline_s
         while process.poll() is None and time.monotonic() < until:
@@ -139,7 +144,8 @@ class HostedWorker:
                 return
             except EngineFailed:
                 time.sleep(_LOOK_S)
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         raise ConfigError(f"a worker on {host} did not come up: Ray's log of its actor says why (`ray logs actor`)")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
