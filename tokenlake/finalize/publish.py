@@ -63,18 +63,18 @@ def publish_due(
         now = now_us() if now is None else now
         wanted = None if groups is None else sorted(set(groups))
         published: list[PublishedGroup] = []
+        at_once = None
         if wanted is not None and judges is None and len([*shards(wanted)]) == 1:
             # Nearly always all of them are due, which judging them tells as well.
-            judgement = judge(lake, wanted, now)
-            published += judgement.groups
-            wanted = _left(wanted, published)
-            _check_known(lake, wanted)
-            if published:
-                _write(lake, judgement, _set_policy(lake, judgement.policy, {}), now)
+            at_once = judge(lake, wanted, now)
+            wanted = _left(wanted, at_once.groups)
+        _check_known(lake, wanted)
+        if at_once is not None and at_once.groups:
+            _write(lake, at_once, _set_policy(lake, at_once.policy, {}), now)
+            published += at_once.groups
             if not wanted:
                 return published
         policy = set_policy(lake, {})
-        _check_known(lake, wanted)
         due = [] if wanted is None else _due(lake, wanted)
         if wanted is None or len(due) < len(wanted):
             # Some slot is open still, or all groups are asked for.

@@ -18,7 +18,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenlake import sql
 from tokenlake.errors import NotFound
@@ -105,20 +104,22 @@ class Index:
         """The statements that are planned once, over what `of_groups` gave; one caller at a time."""
         with self._asking:
             if self._planned is None:
-                self._planned = Planned(self.fetcher)
-            self._planned.give("events", events)
-            self._planned.give("places", places)
+                self._planned = Planned(self.fetcher, events, places)
+            else:
+                self._planned.give(events, places)
             yield self._planned
 
     def of_groups(self, groups: Sequence[str]) -> tuple[pa.Table, pa.Table]:
         """Events and places that judging some groups needs."""
+        events, places = self._asked(groups, "planned/events", "index/places_of_groups")
+        return events, places
+
+    def _asked(self, groups: Sequence[str] | None, *names: str) -> list[pa.Table]:
+        """What some statements say of some groups."""
+        params = [None if groups is None else list(groups)]
         con = self.cursor(query="")
         try:
-            events, places = (
-                con.sql(sql.read(f"planned/{name}"), params=[list(groups)]).to_arrow_table()
-                for name in ("events", "places")
-            )
-            return events, places
+            return [con.sql(sql.read(name), params=params).to_arrow_table() for name in names]
         finally:
             con.close()
 
@@ -181,13 +182,7 @@ class Index:
 
     def scan_deltas(self, groups: Sequence[str] | None, columns: Sequence[str] | None) -> pa.RecordBatchReader:
         """The relation `deltas`, or some groups of it, past DuckDB: see `tokenlake.store.scan`."""
-        con = self.cursor(query="")
-        try:
-            places = con.sql(sql.read("index/scan_places")).to_arrow_table()
-        finally:
-            con.close()
-        if groups is not None:
-            places = places.filter(pc.is_in(places.column("group_id"), pa.array(groups, pa.string())))
+        (places,) = self._asked(groups, "index/places_of_groups")
         return scan_deltas(self.fetcher, places, columns)
 
     def find_delta(self, key: DeltaId) -> tuple[Place, bytes] | None:

@@ -95,11 +95,15 @@ def take_in(
     """
     intake = _Intake(root, maps, known, limit)
     intake.anchors(stamps)
+
+    def wanted(writer: str) -> bool:
+        return writer not in skip
+
     while True:
         # Retention tells lineage first and removes then: lineage that was read before a segment went may not say why.
-        before = intake.staged(lambda writer: writer not in skip)
+        before = intake.staged(wanted)
         intake.lineage()
-        if before <= intake.deltas(lambda writer: writer not in skip):
+        if before <= intake.deltas(wanted):
             break
     intake.rows()
     return intake.change

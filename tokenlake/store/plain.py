@@ -64,7 +64,8 @@ class Plain:
     ) -> None:
         self._layout = layout
         self._view = view
-        self._words = self._elements(_LONG)
+        self._words = pa.Array.from_buffers(_LONG, len(view) // 8, [None, pa.py_buffer(view)])
+        """The segment, of which nothing is copied."""
         self._meta = pa.array(offsets, _LONG)
         self._body = pc.add(self._meta, layout.meta_size)
         self._room = pc.subtract(pa.array(lengths, _LONG), layout.meta_size)
@@ -248,10 +249,6 @@ class Plain:
     def _pieces(self, start: pa.Array, size: pa.Array | int) -> Any:
         ends = pc.add(start, size).to_pylist()
         return map(self._view.__getitem__, map(slice, start.to_pylist(), ends))
-
-    def _elements(self, kind: pa.DataType) -> pa.Array:
-        """The bytes of the segment as an array of `kind`, which nothing is copied for."""
-        return pa.Array.from_buffers(kind, len(self._view) * 8 // kind.bit_width, [None, pa.py_buffer(self._view)])
 
 
 def _values(leaf: Leaf, raw: pa.Array, size: int) -> pa.Array:

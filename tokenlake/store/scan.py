@@ -27,7 +27,7 @@ _BYTES = 1 << 28
 
 
 def scan_deltas(fetcher: Fetcher, places: pa.Table, columns: Sequence[str] | None) -> pa.RecordBatchReader:
-    """The records at places (as `index/scan_places` gives them), read from disk batch by batch.
+    """The records at places (as `index/places_of_groups` gives them), read from disk batch by batch.
 
     `columns`: some of `DELTAS`; None: all. Raises `InvalidInput` for one that is not.
     """

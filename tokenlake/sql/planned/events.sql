@@ -1,4 +1,5 @@
--- what: the events that judging some groups ?1 (a list) needs: theirs, and those of no group that a verdict depends on
+-- what: the events that judging some groups ?1 (a list) needs: theirs, and those of no group that a verdict depends on.
+--   Columns that no verdict depends on are not here, since every operator pays for the width
 -- grain: event
 -- reads: tl_events
 SELECT
