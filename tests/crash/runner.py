@@ -45,8 +45,8 @@ def every(run: Run, seed: int, known: Known) -> list[Trial]:
         for at, call in enumerate(run.calls[station], 1):
             name = call.split()[0]
             faults = [Fault(at=at, kind=kind) for kind in _ALWAYS]
-            faults += [Fault(at=at, kind="short")] if name == "write" else []
-            faults += [Fault(at=at, kind="no room")] if name in ("open", "mkdir", "write") else []
+            faults += [Fault(at=at, kind="short")] if name in ("write", "pwrite") else []
+            faults += [Fault(at=at, kind="no room")] if name in ("open", "mkdir", "write", "pwrite") else []
             faults += [Fault(at=at, kind="no inodes")] if name in ("open", "mkdir") else []
             faults += [Fault(at=at)] if at % 12 == seed % 12 else []
             trials += [Refused(run=run, station=station, fault=fault, known=known) for fault in faults]

@@ -1,8 +1,8 @@
 """Every call of `os` that changes a file, counted, and made to fail.
 
 A store that calls nothing but `os` can be looked at between any two system calls without a debugger. `Shim` replaces
-those functions in the process that installs it. It also remembers what was not yet synced, so it can tell what a loss
-of power leaves: bytes that no `fsync` covered are cut off, and names that no sync of their folder covered are undone.
+those functions in the process that installs it. It also remembers what was synced, so it can tell what a loss of power
+leaves: bytes that no `fsync` covered are as they were, and names that no sync of their folder covered are undone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 KILLED = 137
-MODES = ("process", "power", "reordered", "zeroed")
+MODES = ("process", "power", "reordered", "zeroed", "even pages", "odd pages")
 """What a kill loses: nothing; all that is not synced; bytes that are not synced, while names are kept; the same, with
-zeros in their place."""
+zeros where a file became longer; the same, of every second page only."""
+_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +46,21 @@ class Fault:
     `no room` and `no inodes`, which refuse what the state of a file system refuses."""
 
 
-class Shim:
-    """Installed once in a process that is thrown away; `watch(name, path, data)` is told of each call before it."""
+Watch = Callable[[str, str, bytes | None, int | None], None]
+"""Called with name and path of a call, what it writes, and where; None: at the end."""
 
-    def __init__(
-        self, root: Path, fault: Fault, watch: Callable[[str, str, bytes | None], None] = lambda *_: None
-    ) -> None:
+
+class Shim:
+    """Installed once in a process that is thrown away; `watch` is told of each call before it."""
+
+    def __init__(self, root: Path, fault: Fault, watch: Watch = lambda *_: None) -> None:
         self.root = str(root)
         self.calls: list[str] = []
         self.watch = watch
         self._fault = fault
         self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _NAMES}
         self._paths: dict[int, str] = {}
-        self._synced: dict[str, int] = {}
+        self._synced: dict[str, bytes] = {}
         self._undo: list[tuple[str, str, str, str, File | None]] = []
 
     def install(self) -> None:
@@ -75,11 +78,10 @@ class Shim:
         if mode == "process":
             return present
         tree = dict(present)
-        for path, size in self._synced.items():
+        for path, synced in self._synced.items():
             file = tree.get(self._name(path))
-            if file is not None and len(file.data) > size and not path.endswith(".lock"):
-                lost = bytes(len(file.data) - size if mode == "zeroed" else 0)
-                tree[self._name(path)] = File(file.data[:size] + lost, file.inode)
+            if file is not None and file.data != synced and not path.endswith(".lock"):
+                tree[self._name(path)] = File(_without(file.data, synced, mode), file.inode)
         for _, name, path, target, kept in reversed(self._undo if mode == "power" else []):
             if name == "rename":
                 tree[path] = tree.pop(target)
@@ -109,20 +111,24 @@ class Shim:
         return call
 
     def _counted(self, name: str, path: str, first: Any, rest: Any, named: Any) -> Any:
-        self.watch(name, self._name(path), bytes(rest[0]) if name == "write" else None)
+        data = bytes(rest[0]) if name in ("write", "pwrite") else None
+        self.watch(name, self._name(path), data, rest[1] if name == "pwrite" else None)
         self.calls.append(f"{name} /{self._name(path)}")
         fault, now = self._fault, len(self.calls)
         if fault.at and now >= fault.at:
             if fault.kind in _NEEDS or fault.kind == "read-only":
                 code = "EROFS" if fault.kind == "read-only" else "ENOSPC"
                 needs = _NEEDS.get(fault.kind, _NAMES)
-                if name in needs and not (code == "ENOSPC" and name == "open" and os.path.exists(path)):
+                longer = name == "pwrite" and rest[1] + len(rest[0]) > os.path.getsize(path)
+                if (name in needs or (longer and "write" in needs)) and not (
+                    code == "ENOSPC" and name == "open" and os.path.exists(path)
+                ):
                     raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)), path)
             elif now == fault.at and fault.kind == "kill":
                 os._exit(KILLED)
             elif now == fault.at and fault.kind == "short":
-                if name == "write" and len(rest[0]) > 1:
-                    return self._real["write"](first, rest[0][: len(rest[0]) // 2])
+                if data is not None and len(data) > 1:
+                    return self._real[name](first, data[: len(data) // 2], *rest[1:])
             elif now == fault.at:
                 code = getattr(errno, fault.kind)
                 raise OSError(code, os.strerror(code), path)
@@ -137,16 +143,28 @@ class Shim:
         done = self._real[name](first, *rest, **named)
         if name == "open":
             self._paths[done] = path
-            self._synced[path] = 0 if new or rest[0] & os.O_TRUNC else os.path.getsize(path)
+            self._synced[path] = Path(path).read_bytes()
         elif name in ("fsync", "fdatasync") and os.path.isdir(path):
             self._undo = [each for each in self._undo if each[0] != path]
         elif name in ("fsync", "fdatasync"):
-            self._synced[path] = os.fstat(first).st_size
+            self._synced[path] = Path(path).read_bytes()
         elif name == "rename":
-            self._synced[target] = self._synced.pop(path, os.path.getsize(target))
+            self._synced[target] = self._synced.pop(path, None) or Path(target).read_bytes()
         if new or name in ("rename", "unlink", "mkdir"):
             self._undo.append((os.path.dirname(target), name, self._name(path), self._name(target), kept))
         return done
+
+
+def _without(data: bytes, synced: bytes, mode: str) -> bytes:
+    """What a file holds when what was not synced is lost."""
+    if mode in ("power", "reordered"):
+        return synced
+    longer = synced + bytes(max(0, len(data) - len(synced)))
+    if mode == "zeroed":
+        return longer
+    pages = range(0, len(longer), _PAGE)
+    kept = 0 if mode == "odd pages" else 1
+    return b"".join((data if at // _PAGE % 2 == kept else longer)[at : at + _PAGE] for at in pages)
 
 
 def read_file(path: Path) -> File:

@@ -68,14 +68,14 @@ class Recorder:
     def watch(self, shim: Shim, station: int, told: Told) -> None:
         """Record before each call of a shim from now on."""
 
-        def before(name: str, path: str, data: bytes | None) -> None:
+        def before(name: str, path: str, data: bytes | None, offset: int | None) -> None:
             at = len(shim.calls) + 1
             present = read_tree(Path(shim.root))
             for mode in self._modes:
                 tree = shim.left(mode, present)
                 self.keep(f"kill, {mode}", tree, station, at, f"{name} /{path}", len(told))
                 if data and mode == "process":
-                    self._torn(tree, path, data, station, at, len(told))
+                    self._torn(tree, path, data, offset, station, at, len(told))
 
         shim.watch = before
 
@@ -107,11 +107,13 @@ class Recorder:
             kept.write_bytes(data)
         return str(kept)
 
-    def _torn(self, tree: Tree, path: str, data: bytes, station: int, at: int, told: int) -> None:
+    def _torn(self, tree: Tree, path: str, data: bytes, at_byte: int | None, station: int, at: int, told: int) -> None:
         """Some of a write; the torn trial takes each byte of some of them."""
         before = tree.get(path) or File(b"", 0)
+        start = len(before.data) if at_byte is None else at_byte
         for size in sorted({1, at * 7919 % len(data), len(data) - 1}):
-            torn = {**tree, path: File(before.data + data[:size], before.inode)}
+            written = before.data[:start] + data[:size] + before.data[start + size :]
+            torn = {**tree, path: File(written, before.inode)}
             self.keep("torn write", torn, station, at, f"write {size} of {len(data)} /{path}", told)
 
 

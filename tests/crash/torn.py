@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Torn:
     """The lake before the append."""
     path: str
     whole: bytes
-    """The file after it."""
+    """The file after it, up to the end of the append."""
     start: int
     """Where the append begins."""
     first: int
@@ -80,12 +80,11 @@ class Torn:
 def torn_trials(run: Run) -> list[Trial]:
     """The last append of each kind of file in the first lives, byte by byte."""
     trials: list[Trial] = []
-    for what, folder_name in (("delta", "deltas/w0/"), ("events", "lineage/gate/"), ("rows", "rows/")):
+    for what, call in (("delta", "pwrite /deltas/w0/"), ("events", "pwrite /lineage/gate/"), ("rows", "write /rows/")):
         states = [state for state in run.states if state.name == "kill, process" and state.station < 2]
-        before, after = _last_append(states, f"write /{folder_name}")
+        before, after = _last_append(states, call)
         path = before.call.split("/", 1)[1]
-        whole = _bytes(after, path)
-        start = len(_bytes(before, path))
+        whole, start = _appended(before, after, path)
         for tail in TAILS:
             for first in range(start, len(whole) + 1, _CHUNK):
                 last = min(first + _CHUNK, len(whole) + 1)
@@ -105,14 +104,22 @@ def torn_trials(run: Run) -> list[Trial]:
 
 
 def _last_append(states: list[State], call: str) -> tuple[State, State]:
-    """The states around the largest last write to such a file that appended a message."""
-    pairs = [(one, two) for one, two in pairwise(states) if one.call.startswith(call)]
-    return max(enumerate(pairs), key=lambda pair: (_grown(*pair[1]), pair[0]))[1]
+    """The states around the largest last append to such a file; over zeros it takes several calls."""
+    runs = [list(run) for _, run in groupby(states, key=lambda s: (s.call, s.call.startswith("p") or s.at))]
+    appends = [(run[0], after[0]) for run, after in pairwise(runs) if run[0].call.startswith(call)]
+    return max(enumerate(appends), key=lambda pair: (_grown(*pair[1]), pair[0]))[1]
 
 
 def _grown(before: State, after: State) -> int:
-    path = before.call.split("/", 1)[1]
-    return len(_bytes(after, path)) - len(_bytes(before, path))
+    whole, start = _appended(before, after, before.call.split("/", 1)[1])
+    return len(whole) - start
+
+
+def _appended(before: State, after: State, path: str) -> tuple[bytes, int]:
+    """A file up to the end of what was appended, and where that begins; zeros may lie ahead of it."""
+    known, whole = _bytes(before, path), _bytes(after, path)
+    start = next((i for i, (a, b) in enumerate(zip(known, whole, strict=False)) if a != b), len(known))
+    return whole[: -(-len(whole.rstrip(bytes(1))) // 8) * 8], start
 
 
 def _bytes(state: State, path: str) -> bytes:

@@ -129,7 +129,7 @@ def test_data_is_synced_before_it_is_acknowledged(
     root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    for name in ("open", "write", "fdatasync", "fsync"):
+    for name in ("open", "write", "pwrite", "fdatasync", "fsync"):
         real = getattr(os, name)
 
         def noted(*arguments: object, real: Callable[..., object] = real, name: str = name, **more: object) -> object:
@@ -140,11 +140,11 @@ def test_data_is_synced_before_it_is_acknowledged(
     writer = DeltaWriter(root, "w0")
     steps.clear()
     writer.stage(make_delta("c0"))
-    # The new file: its head and its folder entry are durable before the first record is written.
-    assert steps == ["open", "write", "fsync", "open", "fsync", "write", "fdatasync"]
+    # The new file: its head and its folder entry are durable before the first record is written, over zeros.
+    assert steps == ["open", "write", "fsync", "open", "fsync", "pwrite", "pwrite", "pwrite", "fdatasync"]
     steps.clear()
     writer.stage(make_delta("c1"))
-    assert steps == ["write", "fdatasync"]
+    assert steps == ["pwrite", "pwrite", "fdatasync"]
     writer.close()
 
 
@@ -183,12 +183,12 @@ size = Path(sys.argv[1], "deltas/w0/000000.arrow").stat().st_size
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, hard))
 try:
-    writer.stage(build_delta("c1", n=500))
+    writer.stage(build_delta("c1", n=20_000))
 except StorageFailed as failure:
     print("refused", failure.detail["errno"])
 assert writer.read(writer.stage(build_delta("c0", n=500))).call_id == "c0"
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-print(writer.stage(build_delta("c2", n=500)).segment, writer.stage(build_delta("c1", n=500)).segment)
+print(writer.stage(build_delta("c2", n=500)).segment, writer.stage(build_delta("c1", n=20_000)).segment)
 writer.close()
 """
 

@@ -154,10 +154,8 @@ class Compactor:
 
     def _sources(self) -> list[_Source]:
         found: list[_Source] = []
-        for writer, segment, records, batches, retired in self._select("index/compactable", []):
-            try:
-                size = self._path((writer, segment)).stat().st_size
-            except FileNotFoundError:
+        for writer, segment, records, batches, size, retired in self._select("index/compactable", []):
+            if not self._path((writer, segment)).exists():
                 continue
             small = records < _SMALL_ROWS * batches and size < _SMALL_BYTES * batches
             due = retired > 0 or records == 0 or (small and writer != COMPACTED)

@@ -43,6 +43,7 @@ COMPACTED = "_compacted"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MAX_MESSAGE = 2**31 - 1
+_AHEAD = 1 << 20
 _Item = tuple[Delta, bytes, int]
 _Known = tuple[str, int, int, int, int]
 """Folder, segment, offset, length and row of a record."""
@@ -124,7 +125,9 @@ class DeltaWriter:
         if remember is None:
             self._load(name)
             self._learn_moved()
-        self._segments = SegmentWriter(directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements)
+        self._segments = SegmentWriter(
+            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements, ahead=_AHEAD
+        )
         self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
         self._turn = threading.Lock()
         self._closed = False

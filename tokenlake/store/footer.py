@@ -14,7 +14,7 @@ import pyarrow.ipc as ipc
 from tokenlake.errors import InvalidInput
 from tokenlake.store import flatbuffer
 
-__all__ = ["MAGIC", "Block", "Footer", "blocks_of", "has_footer"]
+__all__ = ["END_OF_STREAM", "MAGIC", "Block", "Footer", "blocks_of", "has_footer"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"

@@ -25,7 +25,7 @@ from tokenlake.store import functions, guard, views
 from tokenlake.store.delta import Delta, DeltaId, Place
 from tokenlake.store.deltas import read_places, segment_name
 from tokenlake.store.fetch import Fetcher
-from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, take_in
+from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, still_there, take_in
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.planned import Planned
 from tokenlake.store.scan import scan_deltas
@@ -38,6 +38,7 @@ TABLES = ("tl_events", "tl_places", "tl_rows", "tl_segments", "tl_damage", "tl_a
 _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
 _GROUP = ("index/group_events", "index/group_places", "index/group_rows")
 _FORGET = {"lineage": "index/forget_events", "deltas": "index/forget_places", "rows": "index/forget_rows"}
+_NO_INODE = 0
 _ROW_PLACES = pa.schema(
     [
         *PLACE,
@@ -78,6 +79,10 @@ class Index:
         self._scanned: Scanned = {
             (kind, writer, number): (scanned, ended, inode) for kind, writer, number, scanned, ended, inode in known
         }
+        for segment, (scanned, ended, _) in self._scanned.items():
+            # A segment that is written ahead does not become shorter when the power takes what was read of it.
+            if segment[0] == "deltas" and not ended and not still_there(self.maps, segment, scanned):
+                self._scanned[segment] = (scanned, ended, _NO_INODE)
         self._stamps: dict[str, int] = {}
         self._compacted: dict[DeltaId, Place] = {}
         _open.add(self)

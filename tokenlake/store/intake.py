@@ -22,14 +22,15 @@ from tokenlake.store.columns import Decoded, readable_columns
 from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.deltas import COMPACTED
 from tokenlake.store.encode import EVENT_LAYOUT
+from tokenlake.store.footer import has_footer
 from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.placed import placed, walk_deltas
 from tokenlake.store.records import conform, row_keys
 from tokenlake.store.schema import LINEAGE, PLACE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
-from tokenlake.store.walk import Walk, read_batch, walk
+from tokenlake.store.walk import Walk, has_hole, read_batch, walk
 
-__all__ = ["Change", "Scanned", "Segment", "compacted_places", "new_deltas", "segment_path", "take_in"]
+__all__ = ["Change", "Scanned", "Segment", "compacted_places", "new_deltas", "segment_path", "still_there", "take_in"]
 
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
@@ -123,6 +124,17 @@ def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[Delt
     return {key: place for place, key, _ in intake.change.placed()}
 
 
+def still_there(maps: SegmentMaps, segment: Segment, scanned: int) -> bool:
+    """Whether what was read of a segment of deltas is in it: a loss of power takes the last of an unsealed one."""
+    mapped = maps.get(segment_path(segment))
+    if mapped is None or mapped.schema is None:
+        return False
+    if has_footer(mapped.view):
+        return True
+    found = walk_deltas(mapped, mapped.first, min(scanned, len(mapped.view)))
+    return found.scanned == scanned and not found.damaged
+
+
 class _Intake:
     def __init__(self, root: Path, maps: SegmentMaps, known: Scanned, limit: int | None = None) -> None:
         self._root = root
@@ -211,7 +223,11 @@ class _Intake:
         after = (found.scanned, found.ended, mapped.inode)
         if after != before:
             self.change.scanned[segment] = after
-        self.change.damaged += [(segment, f"bytes {a} to {b} hold no readable record") for a, b in found.damaged]
+        self.change.damaged += [
+            (segment, f"bytes {a} to {b} hold no readable record")
+            for a, b in found.damaged
+            if not _lost_with_power(segment, mapped.view, a, b)
+        ]
         return found
 
     def _stretch(self, mapped: Mapped, start: int, look: _Look) -> Walk[Any]:
@@ -227,6 +243,14 @@ class _Intake:
         self.change.partial |= end < size and not found.ended
         self._left -= found.scanned - start
         return found
+
+
+def _lost_with_power(segment: Segment, view: memoryview, start: int, end: int) -> bool:
+    """Whether a record was not there yet when the power went, and one of the same append was: recovery fills its place.
+
+    What was acknowledged of a delta's bytes is known from lineage, which names the call that misses them.
+    """
+    return segment[0] == "deltas" and not has_footer(view) and has_hole(view, start, end)
 
 
 def _folders(path: Path) -> list[str]:

@@ -25,7 +25,7 @@ _MAX_MAPS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A segment's bytes as they were when it was mapped; what was appended since is not in it."""
+    """A segment as long as it was when it was mapped; what made it longer since is not in it."""
 
     view: memoryview
     inode: int

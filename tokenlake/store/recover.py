@@ -4,6 +4,9 @@ The valid part is copied to a new file, closed with a footer, synced and renamed
 still maps the old file keeps what it has. Bytes and offsets do not change. Nothing acknowledged is dropped: damage in
 the middle stays where it is, and only the torn tail is left out. Where a file system made the file longer before it
 wrote the bytes, a torn tail has the form of a record: `Sound` tells it from one.
+
+Of the messages of one append a loss of power may take some and leave others, which are kept. An empty message fills the
+place of what it took: that was not acknowledged, and is no damage.
 """
 
 from __future__ import annotations
@@ -11,23 +14,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import struct
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import Footer, has_footer
 from tokenlake.store.maps import SegmentMaps
-from tokenlake.store.segment import segment_numbers, sync_directory, write_all
-from tokenlake.store.walk import HEAD, walk
+from tokenlake.store.segment import segment_numbers, sync_directory, write_all, write_at
+from tokenlake.store.walk import HEAD, has_hole, walk
 
 __all__ = ["Reader", "Sound", "recover_directory", "recover_segment"]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 16 << 20
-_SECTOR = 512
 
 Reader = Callable[[memoryview, int, int, pa.Schema], Any]
 """Reads the message between two positions of a segment; None: unreadable."""
@@ -55,7 +58,7 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         return False
     head = HEAD + schema.serialize().to_pybytes()
     if mapped is None or mapped.schema is None:
-        blocks, end, body = [], len(head), memoryview(head)
+        blocks, end, body, holes = [], len(head), memoryview(head), []
         if len(data) > len(head):
             _log.error("%s has a damaged head: nothing of it can be read; it is kept as it is", path)
             return False
@@ -65,14 +68,17 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         end, body, schema = found.scanned, data, known
         while sound is not None and found.found and not sound(found.found[-1][3]):
             end = found.found.pop()[0]
-        if end < found.scanned and not _has_hole(data, end, found.scanned):
+        if end < found.scanned and not has_hole(data, end, found.scanned):
             _keep(path, data[end : found.scanned])
         blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
+        holes = [] if sound else [(a, b) for a, b in found.damaged if has_hole(data, a, b)]
     temporary = path.with_suffix(".tmp")
     fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:
         for start in range(0, end, _CHUNK):
             write_all(fd, body[start : min(end, start + _CHUNK)])
+        for start, stop in holes:
+            write_at(fd, _filler(schema, stop - start), start)
         write_all(fd, Footer(schema).closing(blocks))
         os.fsync(fd)
     finally:
@@ -83,10 +89,15 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
     return True
 
 
-def _has_hole(data: memoryview, start: int, stop: int) -> bool:
-    """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn."""
-    edges = [start, *range(start - start % _SECTOR + _SECTOR, stop, _SECTOR), stop]
-    return any(not any(data[a:b]) for a, b in pairwise(edges))
+def _filler(schema: pa.Schema, size: int) -> bytes:
+    """A message of no rows that takes so many bytes; none where it takes more."""
+    empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    message = empty.serialize().to_pybytes()
+    lengths = message_lengths(message, 0, len(message))
+    if lengths is None or len(message) > size:
+        return b""
+    meta, body = lengths
+    return message[:4] + struct.pack("<I", size - body - 8) + message[8:meta] + bytes(size - meta)
 
 
 def _keep(path: Path, records: memoryview) -> None:

@@ -3,10 +3,15 @@
 An append is data, then `fdatasync`, then the acknowledgement. Sealing appends the footer. A write or sync that fails
 acknowledges nothing, and its file is never appended to again: the next append begins a new one, and what was written in
 vain is made unreadable.
+
+A segment may be written ahead: it ends with zeros, in whose place its next messages go. A sync of bytes that a file had
+before takes half as long as one that makes it longer. No byte of a message is ever written twice but the first eight,
+which are zero until all others are there: so who looks on finds a message whole or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -15,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tokenlake.errors import StorageFailed
-from tokenlake.store.footer import Block, Footer
+from tokenlake.store.footer import END_OF_STREAM, Block, Footer
 from tokenlake.store.walk import HEAD
 
 __all__ = [
@@ -29,6 +34,7 @@ __all__ = [
     "segment_numbers",
     "sync_directory",
     "write_all",
+    "write_at",
 ]
 
 SEGMENT_MAX_BYTES = 256 << 20
@@ -36,8 +42,9 @@ SEGMENT_MAX_ELEMENTS = 2**31 - 1
 FLOOR = "floor"
 """A file beside segments: the lowest number that is free, written down before the segment of the highest is removed."""
 
-_REFUSED = bytes(8)
-"""Over the first bytes of a message, which no longer begins as one then."""
+_BLANK = bytes(8)
+"""In place of the first bytes of a message, which does not begin as one then."""
+_LEAST_AHEAD = 1 << 16
 _log = logging.getLogger(__name__)
 
 Message = tuple[bytes, int]
@@ -88,10 +95,20 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write every byte at an offset, or raise `OSError`."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
 class SegmentWriter:
     """Appends messages to the newest segment of a directory. Not thread-safe: its caller takes turns.
 
-    `max_bytes` and `max_elements` bound a segment; a single larger message gets its own.
+    `max_bytes` and `max_elements` bound a segment; a single larger message gets its own. `ahead` bounds the zeros, in
+    bytes, that it is written ahead by, which are as many as it has. 0: none, for messages that follow from each other:
+    of those in one append a loss of power would take any.
     """
 
     def __init__(
@@ -101,16 +118,20 @@ class SegmentWriter:
         *,
         max_bytes: int = SEGMENT_MAX_BYTES,
         max_elements: int = SEGMENT_MAX_ELEMENTS,
+        ahead: int = 0,
     ) -> None:
         self.directory = directory
         self._head = HEAD + schema.serialize().to_pybytes()
         self._footer = Footer(schema)
         self._max_bytes = max_bytes
         self._max_elements = max_elements
+        self._ahead = ahead
         self._next = next_number(directory)
         self._fd = -1
         self._segment = -1
         self._size = 0
+        self._length = 0
+        """Of the file, zeros included."""
         self._elements = 0
         self._blocks: list[Block] = []
 
@@ -131,8 +152,7 @@ class SegmentWriter:
                     size += len(messages[stop][0])
                     elements += messages[stop][1]
                     stop += 1
-                data = messages[start][0] if stop == start + 1 else b"".join([m[0] for m in messages[start:stop]])
-                write_all(self._fd, data)
+                self._put([message for message, _ in messages[start:stop]])
                 os.fdatasync(self._fd)
             except OSError as error:
                 self._disown([len(message) for message, _ in messages[start:stop]])
@@ -152,7 +172,12 @@ class SegmentWriter:
         if self._fd < 0:
             return
         try:
-            write_all(self._fd, self._footer.closing(self._blocks))
+            end = os.fstat(self._fd).st_size
+            if self._size < end:
+                # The footer is found from the end of the file, which may be mapped and is not cut: the zeros stay.
+                write_at(self._fd, END_OF_STREAM, self._size)
+                os.fdatasync(self._fd)
+            write_at(self._fd, self._footer.closing(self._blocks), max(self._size, end))
             os.fdatasync(self._fd)
         except OSError as error:
             _log.warning("segment %s was not sealed (%s); it is whole and will be recovered", self._path(), error)
@@ -171,11 +196,37 @@ class SegmentWriter:
             return
         self._segment = self._next
         self._next += 1
-        self._fd = os.open(self._path(), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self._path(), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         write_all(self._fd, self._head)
         os.fsync(self._fd)
         sync_directory(self.directory)
-        self._size, self._elements, self._blocks = len(self._head), 0, []
+        self._size = self._length = len(self._head)
+        self._elements, self._blocks = 0, []
+
+    def _put(self, messages: Sequence[bytes]) -> None:
+        """Write messages behind what is there, the first bytes of each last."""
+        if not self._ahead:
+            write_at(self._fd, messages[0] if len(messages) == 1 else b"".join(messages), self._size)
+            return
+        end = self._size + sum(map(len, messages))
+        if end > self._length:
+            self._go_ahead(end)
+        pieces = [piece for message in messages for piece in (_BLANK, memoryview(message)[len(_BLANK) :])]
+        body = pieces[1] if len(messages) == 1 else b"".join(pieces)[len(_BLANK) :]
+        write_at(self._fd, body, self._size + len(_BLANK))
+        self._length = max(self._length, end)
+        offset = self._size
+        for message in messages:
+            write_at(self._fd, message[: len(_BLANK)], offset)
+            offset += len(message)
+
+    def _go_ahead(self, end: int) -> None:
+        """Zeros up to `end` and beyond, within the bound of the segment."""
+        upto = min(end + min(max(self._size, _LEAST_AHEAD), self._ahead), max(self._max_bytes & ~7, end))
+        # A disk without room for them may still have room for the messages.
+        with contextlib.suppress(OSError):
+            write_at(self._fd, bytes(upto - self._length), self._length)
+            self._length = upto
 
     def _disown(self, lengths: Sequence[int]) -> None:
         """Make refused messages unreadable in place, so that no restart takes for acknowledged what was not.
@@ -191,7 +242,7 @@ class SegmentWriter:
                 offset, end = self._size, os.fstat(fd).st_size
                 for length in lengths:
                     if offset < end:
-                        os.pwrite(fd, _REFUSED, offset)
+                        os.pwrite(fd, _BLANK, offset)
                     offset += length
                 os.fdatasync(fd)
             finally:

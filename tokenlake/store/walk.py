@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -16,13 +17,15 @@ import pyarrow.ipc as ipc
 from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import MAGIC
 
-__all__ = ["HEAD", "UNREADABLE", "Walk", "file_schema", "read_batch", "walk"]
+__all__ = ["HEAD", "UNREADABLE", "Walk", "file_schema", "has_hole", "read_batch", "walk"]
 
 HEAD = MAGIC + b"\0\0"
 """What a segment starts with; a schema message follows, then the record batches."""
 
 UNREADABLE = (pa.ArrowException, EOFError, OSError, ValueError)
 """What pyarrow raises for bytes that are no record batch."""
+
+_SECTOR = 512
 
 T = TypeVar("T")
 
@@ -63,6 +66,12 @@ def read_batch(data: memoryview, schema: pa.Schema) -> pa.RecordBatch | None:
     return batch
 
 
+def has_hole(data: memoryview, start: int, stop: int) -> bool:
+    """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn."""
+    edges = [start, *range(start - start % _SECTOR + _SECTOR, stop, _SECTOR), stop]
+    return any(not any(data[a:b]) for a, b in pairwise(edges))
+
+
 def walk(
     view: memoryview,
     start: int,
@@ -92,6 +101,8 @@ def walk(
             following = _search(view, at + 8, end, prefix, read)
             if following is None:
                 return out
+            if lengths is None and message_lengths(view, at, end) is not None:
+                continue  # it was written meanwhile, before the one that was found
             out.damaged.append((at, following))
             at = following
             continue

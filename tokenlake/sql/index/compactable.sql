@@ -7,6 +7,7 @@ SELECT
     segments.segment,
     count(places.call_id) AS records,
     count(DISTINCT places.byte_offset) AS batches,
+    coalesce(max(places.byte_offset + places.byte_length), 0) AS size,
     count(*) FILTER (
         coalesce(retirements.whole OR list_contains(retirements.rollouts, places.rollout_id), FALSE)
     ) AS retired

@@ -1,0 +1,198 @@
+"""Segments that are written ahead: records take the place of zeros, and whoever looks on sees whole ones."""
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+
+from tokenlake.store import walk as walking
+from tokenlake.store.delta import Delta
+from tokenlake.store.deltas import DeltaWriter
+from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
+from tokenlake.store.footer import has_footer
+from tokenlake.store.lake import OwnedLake
+from tokenlake.store.reader import Lake
+from tokenlake.store.records import delta_keys
+from tokenlake.store.schema import DELTA
+from tokenlake.store.segment import SegmentWriter, make_directory
+from tokenlake.store.walk import file_schema, walk
+
+Make = Callable[..., Delta]
+CALLS = "SELECT call_id FROM deltas ORDER BY call_id"
+PAGE = 4096
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    OwnedLake.open(tmp_path / "lake").close()
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def segment(root: Path) -> Path:
+    return root / "deltas/w0/000000.arrow"
+
+
+def streamed(path: Path) -> list[Any]:
+    return ipc.open_stream(pa.py_buffer(path.read_bytes()[8:])).read_all().column("call_id").to_pylist()
+
+
+def names(root: Path) -> list[str]:
+    with Lake(root) as lake:
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+        return [name for (name,) in lake.sql(CALLS).fetchall()]
+
+
+def test_records_take_the_place_of_zeros(root: Path, segment: Path, make_delta: Make) -> None:
+    writer = DeltaWriter(root, "w0")
+    first = writer.stage(make_delta("c0"))
+    data = segment.read_bytes()
+    end = first.byte_offset + first.byte_length
+    assert len(data) >= end + (1 << 16)
+    assert not any(data[end:])
+    with Lake(root) as open_before:
+        assert open_before.sql(CALLS).fetchall() == [("c0",)]
+        place = writer.stage(make_delta("c1"))
+        assert place.byte_offset == end
+        assert segment.stat().st_size == len(data)
+        assert segment.read_bytes()[:end] == data[:end]
+        open_before.refresh()
+        assert open_before.sql(CALLS).fetchall() == [("c0",), ("c1",)]
+        assert streamed(segment) == ["c0", "c1"]
+        writer.close()
+        open_before.refresh()
+        assert open_before.sql(CALLS).fetchall() == [("c0",), ("c1",)]
+    assert has_footer(memoryview(segment.read_bytes()))
+    assert ipc.open_file(segment).read_all().column("call_id").to_pylist() == streamed(segment) == ["c0", "c1"]
+
+
+def test_zeros_stay_within_the_bound_of_a_segment(root: Path, segment: Path, make_delta: Make) -> None:
+    writer = DeltaWriter(root, "w0", segment_max_bytes=30_001)
+    places = [writer.stage(make_delta("c0", n=100))]
+    while places[-1].segment == 0:
+        assert segment.stat().st_size == 30_000
+        places.append(writer.stage(make_delta(f"c{len(places)}", n=100)))
+    writer.close()
+    assert len(places) > 5
+
+
+def test_a_disk_without_room_for_zeros_takes_records(
+    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+
+    def no_room(fd: int, data: Any, offset: int) -> int:
+        if len(data) > 1 << 15:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    writer = DeltaWriter(root, "w0")
+    places = [writer.stage(make_delta(f"c{i}")) for i in range(2)]
+    monkeypatch.undo()
+    places += [writer.stage(make_delta(f"c{i}")) for i in range(2, 4)]
+    assert [delta.call_id for delta in writer.read_all(places)] == ["c0", "c1", "c2", "c3"]
+    writer.close()
+    assert names(root) == ["c0", "c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_one_append_a_loss_of_power_takes_any_pages(root: Path, segment: Path, make_delta: Make, seed: int) -> None:
+    """What was acknowledged is there, what was not is no damage, and all of it can be staged again."""
+    deltas = [make_delta(f"c{i}", n=[3, 300, 900][i % 3]) for i in range(8)]
+    messages = [(encode_delta(delta), len(delta.token_mask or b"")) for delta in deltas]
+    make_directory(segment.parent)
+    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments.append(messages[:2])
+    durable = segment.read_bytes()
+    segments.append(messages[2:])
+    written = segment.read_bytes()
+    pages = random.Random(seed)
+    left = [pages.choice((durable, written))[at : at + PAGE] for at in range(0, len(written), PAGE)]
+    segment.write_bytes(b"".join(left))
+
+    found = names(root)
+    assert found[:2] == ["c0", "c1"]
+    writer = DeltaWriter(root, "w0")
+    assert names(root) == found
+    assert set(found[:2]) <= set(streamed(segment)) <= set(found)
+    places = [writer.stage(delta) for delta in deltas]
+    assert [place.segment for place in places[:2]] == [0, 0]
+    assert [kept.token_ids for kept in writer.read_all(places)] == [delta.token_ids for delta in deltas]
+    writer.close()
+    assert names(root) == [f"c{i}" for i in range(8)]
+
+
+def test_an_index_forgets_what_was_not_safe_when_the_power_went(root: Path, segment: Path, make_delta: Make) -> None:
+    """The writer, in another process, never starts again, and its file is as long as it was."""
+    writer = DeltaWriter(root, "w0")
+    with OwnedLake.open(root) as lake:
+        writer.stage(make_delta("kept"))
+        lost = writer.stage(make_delta("lost"))
+        assert lake.sql(CALLS).fetchall() == [("kept",), ("lost",)]
+    fd = os.open(segment, os.O_WRONLY)
+    os.pwrite(fd, bytes(lost.byte_length), lost.byte_offset)
+    os.close(fd)
+    with OwnedLake.open(root) as lake:
+        assert lake.sql(CALLS).fetchall() == [("kept",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+    writer.close()
+
+
+def test_a_message_is_looked_for_again_when_a_later_one_was_written_meanwhile(
+    segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_directory(segment.parent)
+    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments.append([(encode_delta(make_delta(f"c{i}")), 4) for i in range(3)])
+    written = segment.read_bytes()
+    view = memoryview(bytearray(written))
+    _, first = file_schema(view)
+    view[first:] = bytes(len(view) - first)
+    search = walking._search
+
+    def search_late(*arguments: Any) -> int | None:
+        view[first:] = written[first:]
+        return search(*arguments)
+
+    monkeypatch.setattr(walking, "_search", search_late)
+    found = walk(view, first, len(view), DELTA_LAYOUT.prefix, lambda a, b: delta_keys(view, a, b, DELTA))
+    assert [keys[0][2] for *_, keys in found.found] == ["c0", "c1", "c2"]
+    assert found.damaged == []
+
+
+def test_who_looks_on_sees_whole_records_in_order(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_directory(segment.parent)
+    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    seen: list[int] = []
+    real = os.pwrite
+    with Lake(root) as lake:
+
+        def looked_at(fd: int, data: Any, offset: int) -> int:
+            half = real(fd, data[: len(data) // 2], offset) if len(data) > 8 else 0
+            look()
+            done = half + real(fd, data[half:], offset + half)
+            look()
+            return done
+
+        def look() -> None:
+            lake.refresh()
+            found = [name for (name,) in lake.sql(CALLS).fetchall()]
+            assert found == [f"c{i}" for i in range(len(found))]
+            assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+            seen.append(len(found))
+
+        monkeypatch.setattr(os, "pwrite", looked_at)
+        segments.append([(encode_delta(make_delta(f"c{i}")), 4) for i in range(2)])
+        segments.append([(encode_delta(make_delta(f"c{i}")), 4) for i in range(2, 5)])
+        segments.seal()
+    assert seen == sorted(seen)
+    assert set(seen) == set(range(6))
