@@ -204,7 +204,9 @@ def test_a_retry_that_meets_its_own_call_being_aborted_is_sampled_anew(door: Doo
     key = "Idempotency-Key: k"
     door.engine.hold = True
     with held_back(door, "call_failed") as (reached, go_on), ThreadPoolExecutor() as pool:
-        hang_up(door, rollout, [U5], key).close()
+        connection = hang_up(door, rollout, [U5], key)
+        wait_for(door, lambda: bool(door.engine._waiting))
+        connection.close()
         assert reached.wait(30)
         door.engine.hold = False
         again = pool.submit(chat, door, rollout, [U5], Idempotency_Key="k")
