@@ -196,3 +196,31 @@ def test_who_looks_on_sees_whole_records_in_order(
         segments.seal()
     assert seen == sorted(seen)
     assert set(seen) == set(range(6))
+
+
+@pytest.mark.parametrize("seed", range(3, 5))
+def test_a_page_may_be_of_any_moment_of_an_append(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The system writes pages when it likes, and a backup reads them so: of what was not acknowledged none is damage."""
+    make_directory(segment.parent)
+    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments.append([(encode_delta(make_delta("c0")), 4)])
+    moments = [segment.read_bytes()]
+    real = os.pwrite
+
+    def seen(fd: int, data: Any, offset: int) -> int:
+        done = real(fd, data, offset)
+        moments.append(segment.read_bytes())
+        return done
+
+    monkeypatch.setattr(os, "pwrite", seen)
+    segments.append([(encode_delta(make_delta(f"c{i}")), 4) for i in range(1, 9)])
+    monkeypatch.undo()
+    pages = random.Random(seed)
+    segment.write_bytes(b"".join(pages.choice(moments)[at : at + PAGE] for at in range(0, len(moments[0]), PAGE)))
+
+    found = names(root)
+    assert found[0] == "c0"
+    OwnedLake.open(root).close()
+    assert names(root) == found

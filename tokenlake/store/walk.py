@@ -67,7 +67,12 @@ def read_batch(data: memoryview, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def has_hole(data: memoryview, start: int, stop: int) -> bool:
-    """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn."""
+    """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn.
+
+    Or the first bytes of a message were not, which are written after all others and may be lost without them.
+    """
+    if not any(data[start : min(start + 8, stop)]):
+        return True
     edges = [start, *range(start - start % _SECTOR + _SECTOR, stop, _SECTOR), stop]
     return any(not any(data[a:b]) for a, b in pairwise(edges))
 
