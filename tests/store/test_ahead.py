@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
+from tokenlake.store import recover
 from tokenlake.store import walk as walking
 from tokenlake.store.delta import Delta
 from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
+from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import has_footer
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
@@ -202,7 +204,7 @@ def test_who_looks_on_sees_whole_records_in_order(
 def test_a_page_may_be_of_any_moment_of_an_append(
     root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """The system writes pages when it likes, and a backup reads them so: of what was not acknowledged none is damage."""
+    """The system writes pages when it likes, and a backup reads them so: nothing there is damage."""
     make_directory(segment.parent)
     segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
     segments.append([(encode_delta(make_delta("c0")), 4)])
@@ -224,3 +226,33 @@ def test_a_page_may_be_of_any_moment_of_an_append(
     assert found[0] == "c0"
     OwnedLake.open(root).close()
     assert names(root) == found
+
+
+def test_a_segment_is_sealed_where_zeros_found_room_for_some_bytes(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(encode_delta(make_delta("c0")))
+    real = os.pwrite
+
+    def no_room(fd: int, data: Any, offset: int) -> int:
+        if len(data) > size + 3:
+            real(fd, data[: size + 3], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, offset)
+
+    writer = DeltaWriter(root, "w0")
+    monkeypatch.setattr(os, "pwrite", no_room)
+    writer.stage(make_delta("c0"))
+    monkeypatch.undo()
+    writer.close()
+    assert has_footer(memoryview(segment.read_bytes()))
+    assert ipc.open_file(segment).read_all().column("call_id").to_pylist() == streamed(segment) == ["c0"]
+    with Lake(root) as lake:
+        assert lake.connect().sql("SELECT ended FROM tl_segments WHERE kind = 'deltas'").fetchall() == [(True,)]
+
+
+def test_a_message_of_no_rows_fills_a_place_of_any_size() -> None:
+    for size in (3_000, (64 << 20) + 4_000):
+        message = memoryview(recover._filler(DELTA, size))
+        assert sum(message_lengths(message, 0, size) or ()) == len(message) == size
+        assert delta_keys(message, 0, size, DELTA) == []

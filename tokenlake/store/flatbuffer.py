@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["field", "indirect", "message_lengths", "root", "vector"]
+__all__ = ["BODY_LENGTH", "field", "indirect", "message_lengths", "root", "vector"]
 
 _Buffer = bytes | bytearray | memoryview
 _u16 = struct.Struct("<H").unpack_from
@@ -18,7 +18,7 @@ _i64 = struct.Struct("<q").unpack_from
 _prefix = struct.Struct("<II").unpack_from
 
 CONTINUATION = 0xFFFFFFFF
-_BODY_LENGTH = 3
+BODY_LENGTH = 3
 _MAX_METADATA = 1 << 26
 
 
@@ -61,7 +61,7 @@ def message_lengths(data: _Buffer, start: int, end: int) -> tuple[int, int] | No
         return 8, 0
     meta = bytes(data[start + 8 : start + 8 + length])
     try:
-        at = field(meta, root(meta), _BODY_LENGTH)
+        at = field(meta, root(meta), BODY_LENGTH)
         body = 0 if at is None else _i64(meta, at)[0]
     except struct.error:
         return None

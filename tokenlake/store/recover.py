@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenlake.store.flatbuffer import message_lengths
+from tokenlake.store.flatbuffer import BODY_LENGTH, field, message_lengths, root
 from tokenlake.store.footer import Footer, has_footer
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.segment import segment_numbers, sync_directory, write_all, write_at
@@ -96,8 +96,10 @@ def _filler(schema: pa.Schema, size: int) -> bytes:
     lengths = message_lengths(message, 0, len(message))
     if lengths is None or len(message) > size:
         return b""
-    meta, body = lengths
-    return message[:4] + struct.pack("<I", size - body - 8) + message[8:meta] + bytes(size - meta)
+    at = field(message[8:], root(message[8:]), BODY_LENGTH)
+    if at is None:
+        return b""
+    return message[: 8 + at] + struct.pack("<q", size - lengths[0]) + message[16 + at :] + bytes(size - len(message))
 
 
 def _keep(path: Path, records: memoryview) -> None:

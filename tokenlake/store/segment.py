@@ -172,7 +172,8 @@ class SegmentWriter:
         if self._fd < 0:
             return
         try:
-            end = os.fstat(self._fd).st_size
+            # Zeros that found no room may end anywhere.
+            end = -(-os.fstat(self._fd).st_size // 8) * 8
             if self._size < end:
                 # The footer is found from the end of the file, which may be mapped and is not cut: the zeros stay.
                 write_at(self._fd, END_OF_STREAM, self._size)
