@@ -1,6 +1,7 @@
 """Segments that are written ahead: records take the place of zeros, and whoever looks on sees whole ones."""
 
 import errno
+import json
 import os
 import random
 from collections.abc import Callable
@@ -11,10 +12,13 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
+from tokenlake.errors import StorageFailed
+from tokenlake.ingest.importer import import_file
 from tokenlake.store import recover
 from tokenlake.store import walk as walking
-from tokenlake.store.delta import Delta
-from tokenlake.store.deltas import DeltaWriter
+from tokenlake.store.delta import Delta, Place
+from tokenlake.store.deltas import DeltaWriter, segment_name
+from tokenlake.store.digest import extras_digest
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import has_footer
@@ -256,3 +260,48 @@ def test_a_message_of_no_rows_fills_a_place_of_any_size() -> None:
         message = memoryview(recover._filler(DELTA, size))
         assert sum(message_lengths(message, 0, size) or ()) == len(message) == size
         assert delta_keys(message, 0, size, DELTA) == []
+
+
+def lose_page(segment: Path, place: Place) -> None:
+    """The last whole page of a record, as it was before."""
+    with segment.open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(PAGE), (place.byte_offset + place.byte_length) // PAGE * PAGE - PAGE)
+
+
+def test_a_record_of_which_the_power_took_a_part_is_staged_again(root: Path, segment: Path, make_delta: Make) -> None:
+    """Its digest is there, and so are its arrays."""
+    extras = json.dumps({"text": "x" * 20_000})
+    delta = make_delta("c0", extras=extras, extras_digest=extras_digest(extras))
+    writer = DeltaWriter(root, "w0")
+    lost = writer.stage(delta)
+    writer.close()
+    lose_page(segment, lost)
+    writer = DeltaWriter(root, "w0")
+    assert writer.read(writer.stage(delta)).extras == extras
+    writer.close()
+
+
+def test_a_file_is_imported_again_after_a_loss_of_power(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = {"type": "call", "rollout_id": "g0_g0", "call_id": "c0", "prompt_token_ids": [*range(5000)]}
+    answer = {"generation_token_ids": [7], "generation_logprobs": [-0.5], "weight_version": 7}
+    group = {"type": "group", "group_id": "g0", "n": 1, "purpose": "train"}
+    seal = {"type": "seal", "rollout_id": "g0_g0", "reward": 1}
+    file = tmp_path / "calls.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in (group, call | answer, seal)))
+
+    def gone(*_: object) -> None:
+        raise StorageFailed("the power went")
+
+    with OwnedLake.open(root) as lake, monkeypatch.context() as patched:
+        patched.setattr(lake.lineage, "append_many", gone)
+        with pytest.raises(StorageFailed):
+            import_file(lake, file)
+        found = lake.find_delta("g0_g0", 0, "c0")
+    assert found is not None
+    with (root / segment_name(found[0])).open("r+b") as segment:
+        os.pwrite(segment.fileno(), bytes(PAGE), found[0].byte_offset + PAGE)
+    with OwnedLake.open(root) as lake:
+        import_file(lake, file)
+        assert lake.sql("SELECT kind FROM audit_findings WHERE severity = 'fault'").fetchall() == []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenlake.errors import ImportRefused
+from tokenlake.errors import ImportRefused, NotFound
 from tokenlake.ids import rollout_id
 from tokenlake.ingest.capture import CaptureCore, Claims, ParentLink
 from tokenlake.ingest.coords import Coords
@@ -29,7 +29,7 @@ from tokenlake.ingest.import_format import (
 )
 from tokenlake.ingest.import_sources import SOURCES
 from tokenlake.ingest.import_state import Attempt, ImportState, KnownCall, seal_end
-from tokenlake.store.delta import Delta, Place
+from tokenlake.store.delta import Delta, Place, same_content
 from tokenlake.store.lake import OwnedLake
 
 __all__ = ["ImportResult", "import_file"]
@@ -102,8 +102,7 @@ def import_file(
 def _write(lake: OwnedLake, plan: _Plan, path: Path) -> None:
     writer = lake.delta_writer(_WRITER)
     for position, delta in plan.deltas:
-        known = lake.find_delta(delta.rollout_id, delta.attempt, delta.call_id)
-        place = known[0] if known is not None and known[1] == delta.digest else writer.stage(delta)
+        place = _kept(lake, delta) or writer.stage(delta)
         plan.events[position] |= {
             "writer": place.writer,
             "segment": place.segment,
@@ -114,6 +113,17 @@ def _write(lake: OwnedLake, plan: _Plan, path: Path) -> None:
     summary = {"file": path.name, **plan.counts}
     plan.events.append({"event_type": "import_committed", "detail": json.dumps(summary, sort_keys=True)})
     lake.lineage.append_many(plan.events)
+
+
+def _kept(lake: OwnedLake, delta: Delta) -> Place | None:
+    """Where a record lies already, all of it: a loss of power may have left a part of one that was not acknowledged."""
+    known = lake.find_delta(delta.rollout_id, delta.attempt, delta.call_id)
+    if known is None or known[1] != delta.digest:
+        return None
+    try:
+        return known[0] if same_content(lake.read_delta(known[0]), delta) else None
+    except NotFound:
+        return None
 
 
 def _refuse(record: Record, why: str) -> ImportRefused:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenlake.store.schema import SCHEMA_VERSION
 
-__all__ = ["Delta", "DeltaId", "Place", "Sampling"]
+__all__ = ["Delta", "DeltaId", "Place", "Sampling", "same_content"]
 
 Sampling = tuple[float | None, float | None, int | None, str | None]
 """temperature, top_p, top_k, logprob mode; None where the engine does not tell."""
@@ -15,6 +15,11 @@ DeltaId = tuple[str, int, str]
 """rollout_id, attempt and call_id of a delta."""
 
 _Buffer = bytes | bytearray | memoryview
+_ARRAYS = ("token_ids", "token_mask", "logprobs")
+_BOUND = (
+    *("schema_version", "parent_call_id", "mode", "prev_len", "cum_len", "weight_version", "weight_version_end"),
+    *("finish_reason", "sampling", "extras", "chain_hash"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +81,17 @@ class Place:
     """Bytes of the whole message: metadata and body."""
     batch_row: int = 0
     """Row within the message's batch; compaction makes batches of many."""
+
+
+def same_content(one: Delta, other: Delta) -> bool:
+    """Whether two records of one key and digest agree in what a digest covers.
+
+    One of them may have lost some of its bytes with the power, before it was acknowledged.
+    """
+    return all(getattr(one, name) == getattr(other, name) for name in _BOUND) and all(
+        _raw(getattr(one, name)) == _raw(getattr(other, name)) for name in _ARRAYS
+    )
+
+
+def _raw(data: _Buffer | None) -> bytes | None:
+    return None if data is None else bytes(data)

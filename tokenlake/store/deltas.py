@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tokenlake.errors import ConfigError, Conflict, NotFound, StorageFailed, TokenlakeError, TooLarge
 from tokenlake.store.commit import GroupCommit, Ticket
-from tokenlake.store.delta import Delta, Place
+from tokenlake.store.delta import Delta, Place, same_content
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import Mapped, SegmentMaps
@@ -257,9 +257,7 @@ class DeltaWriter:
         if digest != delta.digest:
             ticket.error = _conflict(delta)
             return True
-        kept = self.read(place)
-        arrays = ("token_ids", "token_mask", "logprobs")
-        if any(_raw(getattr(kept, name)) != _raw(getattr(delta, name)) for name in arrays):
+        if not same_content(self.read(place), delta):
             return False
         ticket.result = place
         return True
@@ -285,10 +283,6 @@ class DeltaWriter:
 
 def _keys(view: memoryview, schema: pa.Schema, start: int, end: int) -> list[DeltaKey] | None:
     return delta_keys(view, start, end, schema)
-
-
-def _raw(data: bytes | bytearray | memoryview | None) -> bytes | None:
-    return None if data is None else bytes(data)
 
 
 def _same_key(one: Delta, other: Delta) -> bool:
