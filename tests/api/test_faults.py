@@ -24,6 +24,8 @@ from tests.api.test_dialects import ASK
 from tests.api.test_gate import chat, hang_up
 from tests.api.test_lifecycle import call_id, wait_for
 from tokenlake.errors import Conflict, EngineFailed, StorageFailed, TooLarge
+from tokenlake.ingest.coords import Coords
+from tokenlake.store.delta import Delta
 from tokenlake.store.segment import SegmentWriter
 
 
@@ -121,8 +123,13 @@ def test_coordinates_that_contradict_what_was_asked_are_not_committed(door: Door
     first, _ = door.register(n=2)
     agent = door.agent(first)
     before = ask(agent, [U5])
-    complete = door.service.recorder._capture.complete
-    door.service.recorder._capture.complete = lambda *a, **k: replace(complete(*a, **k), **wrong)
+    build = door.service.recorder._capture.build
+
+    def contradicting(*given: Any, **more: Any) -> tuple[Coords, Delta | None]:
+        coords, delta = build(*given, **more)
+        return replace(coords, **wrong), delta
+
+    door.service.recorder._capture.build = contradicting
     assert ask(agent, [U5, echo(before), U6]).choices[0].message.content == text(3)
     assert len(door.events("call_committed")) == 1
     (failed,) = door.events("call_failed")
@@ -291,7 +298,7 @@ UNFORESEEN: dict[str, tuple[str, Any]] = {
     "generate": ("engine.generate", odd_engine),
     "render": ("engine.render_text", odd),
     "parse": ("engine.parse", odd),
-    "stage": ("service.recorder._capture.complete", odd),
+    "stage": ("service.recorder._capture.build", odd),
 }
 
 
@@ -385,7 +392,7 @@ def test_a_call_is_committed_once_however_often_its_worker_says_so(door: Door, a
         )
 
     said = asyncio.run_coroutine_threadsafe(twice(), door.running.loop).result()
-    assert [type(each) for each in said] == [type(None), type(None) if same and not at_once else Conflict]
+    assert [type(each) for each in said] == [dict, dict if same and not at_once else Conflict]
     assert [e["digest"] for e in door.events("call_committed")] == [bytes(32)]
     assert "duplicate_commit" not in door.request("GET", "/api/v1/audit").json()["kinds"]
 

@@ -18,6 +18,7 @@ from tests.api.test_chat import U5, U6, ask, echo
 from tests.api.test_lifecycle import call_id, wait_for
 from tokenlake.errors import ConfigError
 from tokenlake.ingest.coords import Coords
+from tokenlake.store.delta import Delta
 
 
 def chat(door: Door, rollout: dict[str, Any], messages: list[dict[str, Any]], **headers: str) -> httpx.Response:
@@ -106,14 +107,14 @@ def test_a_client_that_hangs_up_while_staging_leaves_a_whole_undelivered_record(
     agent = hung.agent(rollout)
     first = ask(agent, [U5])
     reached, go_on = threading.Event(), threading.Event()
-    complete = hung.service.recorder._capture.complete
+    build = hung.service.recorder._capture.build
 
-    def slow(ticket: Any, **generation: Any) -> Coords:
+    def slow(ticket: Any, **generation: Any) -> tuple[Coords, Delta | None]:
         reached.set()
         assert go_on.wait(30)
-        return complete(ticket, **generation)
+        return build(ticket, **generation)
 
-    hung.service.recorder._capture.complete = slow
+    hung.service.recorder._capture.build = slow
     connection = hang_up(hung, rollout, [U5, echo(first), U6])
     assert reached.wait(30)
     connection.close()
@@ -121,7 +122,7 @@ def test_a_client_that_hangs_up_while_staging_leaves_a_whole_undelivered_record(
     wait_for(hung, lambda: next(iter(hung.service.gate._flights)).gone)
     go_on.set()
     wait_for(hung, lambda: bool(attempt.undelivered))
-    hung.service.recorder._capture.complete = complete
+    hung.service.recorder._capture.build = build
     assert len(hung.events("call_committed")) == 2
     assert door_terminal(hung) == call_id(first), "an answer nobody waited for is no leaf"
 

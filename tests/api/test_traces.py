@@ -73,7 +73,7 @@ def test_a_call_is_a_child_of_its_agent_and_every_step_of_it_a_child_of_the_call
         assert request.attributes["tokenlake.call_id"] == call_id
         (call,) = [span for span in named(exported, "call") if parent_of(span) == request.context.span_id]
         steps = [span for span in exported.get_finished_spans() if parent_of(span) == call.context.span_id]
-        assert [step.name for step in steps] == ["engine", "stage", "commit"]
+        assert [step.name for step in steps] == ["engine", "commit"]
         for step in (call, *steps):
             assert step.attributes is not None
             names = {name: step.attributes[f"tokenlake.{name}"] for name in ("rollout_id", "attempt", "call_id")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenlake.errors import ConfigError, Conflict, LakeLocked, StorageFailed, TokenlakeError
+from tokenlake.errors import ConfigError, Conflict, InvalidInput, LakeLocked, StorageFailed, TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.format import create_lake
@@ -49,6 +49,28 @@ def test_a_record_is_staged_once(root: Path, make_delta: Make) -> None:
     assert again.find("g0_g0", 1, "c0") is None
     again.close()
     assert calls(root) == ["c0"]
+
+
+def test_records_that_are_staged_together_each_have_their_own_outcome(root: Path, make_delta: Make) -> None:
+    writer = DeltaWriter(root, "w0")
+    first = writer.stage(make_delta("c0"))
+    again, other, fresh, odd, twin = writer.stage_each(
+        [
+            make_delta("c0"),
+            make_delta("c0", first=99),
+            make_delta("c1"),
+            make_delta("c2", attempt=2**40),
+            make_delta("c1"),
+        ]
+    )
+    assert again == first
+    assert isinstance(other, Conflict)
+    assert isinstance(odd, InvalidInput)
+    assert isinstance(fresh, Place)
+    assert twin == fresh
+    assert writer.stage_each([]) == []
+    writer.close()
+    assert calls(root) == ["c0", "c1"]
 
 
 def test_the_same_key_with_other_content_is_a_conflict(root: Path, make_delta: Make) -> None:

@@ -1,26 +1,35 @@
-"""Writing decisions down: an event is durable before the state it changes is."""
+"""Writing decisions down: an event is durable before the state it changes is, and a delta before its event."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from tokenlake.api.control import Control
+from tokenlake.api.control import Control, Event
+from tokenlake.api.metrics import Metrics
 from tokenlake.errors import Conflict, TokenlakeError
+from tokenlake.ingest.capture import refusal
+from tokenlake.ingest.coords import failure
+from tokenlake.store.delta import Delta, Place
 
-__all__ = ["Ledger", "LineageWriter"]
+__all__ = ["DeltaWriter", "Ledger", "LineageWriter", "Record"]
 
-_Outcomes = list[list[dict[str, Any]] | TokenlakeError]
-_Waiting = tuple[Sequence[Mapping[str, Any]], asyncio.Future[None]]
+P = ParamSpec("P")
+T = TypeVar("T")
+_Written = list[dict[str, Any]]
+_Name = tuple[str, int, str]
 
 
 class LineageWriter(Protocol):
     """What is needed of a lake's lineage log: durable when it returns. Thread-safe."""
 
-    def append_each(self, batches: Sequence[Sequence[Mapping[str, Any]]]) -> _Outcomes:
+    def append_each(self, batches: Sequence[Sequence[Event]]) -> list[_Written | TokenlakeError]:
         """Write batches of events durably, each all or none.
 
         Returns for each its events with everything that was filled in, or why they are not there.
@@ -28,21 +37,69 @@ class LineageWriter(Protocol):
         ...
 
 
-class Ledger:
-    """Appends events in a thread of its own, then folds them on the event loop.
+class DeltaWriter(Protocol):
+    """What is needed of a lake's writer of deltas: durable when it returns. Thread-safe."""
 
-    What comes while the thread writes is written next, together: one sync, and one way to the thread and back.
+    def stage_each(self, deltas: Sequence[Delta]) -> list[Place | TokenlakeError]:
+        """Write deltas; for each, where it lies, or why it is not there."""
+        ...
+
+
+class Record(Protocol):
+    """A call that is staged before it is committed. The ledger's thread asks for both, once."""
+
+    @property
+    def name(self) -> _Name:
+        """Rollout, attempt and call."""
+        ...
+
+    def delta(self) -> Delta:
+        """What is staged; raises `CaptureFailed` where nothing can be."""
+        ...
+
+    def committed(self, place: Place) -> Event | None:
+        """The event of a delta that is durable there; None: it is not to be committed any more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What somebody waits for: events, or a record that will give one."""
+
+    told: asyncio.Future[_Written]
+    events: Sequence[Event] = ()
+    record: Record | None = None
+
+
+class Ledger:
+    """Writes in a thread of its own, then folds on the event loop.
+
+    What comes while the thread writes is written next, together: a sync for all deltas, one for all events, and one way
+    to the thread and back.
     """
 
-    def __init__(self, lineage: LineageWriter, control: Control) -> None:
+    def __init__(self, lineage: LineageWriter, deltas: DeltaWriter, control: Control, metrics: Metrics) -> None:
         self._lineage = lineage
+        self._deltas = deltas
         self._control = control
-        self._committing: set[tuple[str, int, str]] = set()
+        self._metrics = metrics
+        self._committing: set[_Name] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenlake-ledger")
         self._writing = False
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Entry] = []
 
-    async def commit(self, event: dict[str, Any]) -> None:
+    async def capture(self, record: Record) -> Event | None:
+        """Stage and commit a call; its event, or None where it was not to be committed any more.
+
+        Raises `CaptureFailed` for a delta that is not there, `Conflict` as `commit` does; else as `append`.
+        """
+        if self._control.call(*record.name) is not None:
+            raise _recorded(record.name)
+        with self._alone(record.name):
+            written = await self._durable(_Entry(self._told(), record=record))
+        return written[0] if written else None
+
+    async def commit(self, event: Event) -> Event:
         """Append the one `call_committed` of a call; the same record again, from a worker that repeats itself, is none.
 
         Raises `Conflict` for a call that is committed with another record, or just being committed; else as `append`.
@@ -50,61 +107,116 @@ class Ledger:
         name = (event["rollout_id"], event["attempt"], event["call_id"])
         known = self._control.call(*name)
         if known is not None and known.digest == event["digest"]:
-            return
-        if known is not None or name in self._committing:
-            raise Conflict(f"call {name[2]} of {name[0]} has a record already", call_id=name[2])
-        self._committing.add(name)
-        try:
-            await self.append({**event, "event_type": "call_committed"})
-        finally:
-            self._committing.discard(name)
+            return event
+        if known is not None:
+            raise _recorded(name)
+        with self._alone(name):
+            (written,) = await self._durable(_Entry(self._told(), [_committed(event)]))
+        return written
 
-    async def append(self, *events: dict[str, Any]) -> None:
+    async def append(self, *events: Event) -> None:
         """Append events as one atomic batch; raises `StorageFailed` when they are not durable.
 
         Once begun it is not undone by cancellation: what is durable is also folded.
         """
-        loop = asyncio.get_running_loop()
-        told = loop.create_future()
-        self._waiting.append((events, told))
+        await self._durable(_Entry(self._told(), events))
+
+    @staticmethod
+    def _told() -> asyncio.Future[_Written]:
+        return asyncio.get_running_loop().create_future()
+
+    @contextmanager
+    def _alone(self, name: _Name) -> Generator[None]:
+        if name in self._committing:
+            raise _recorded(name)
+        self._committing.add(name)
+        try:
+            yield
+        finally:
+            self._committing.discard(name)
+
+    async def _durable(self, entry: _Entry) -> _Written:
+        self._waiting.append(entry)
         if not self._writing:
-            self._write(loop)
-        await told
+            self._write(entry.told.get_loop())
+        return await entry.told
 
     def _write(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand everything that waits to the thread."""
-        batches, self._waiting = self._waiting, []
-        self._writing = bool(batches)
-        if not batches:
+        entries, self._waiting = self._waiting, []
+        self._writing = bool(entries)
+        if not entries:
             return
 
-        def written(done: Future[_Outcomes]) -> None:
+        def store() -> None:
+            outcomes = self._store(entries)
             # A loop that is closed has nobody left who waits.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._written, loop, batches, done)
+                loop.call_soon_threadsafe(self._stored, loop, entries, outcomes)
 
-        self._thread.submit(self._lineage.append_each, [events for events, _ in batches]).add_done_callback(written)
+        self._thread.submit(store)
 
-    def _written(self, loop: asyncio.AbstractEventLoop, batches: Sequence[_Waiting], done: Future[_Outcomes]) -> None:
+    def _store(self, entries: Sequence[_Entry]) -> list[_Written | Exception]:
+        """In the thread: what each entry came to. What goes wrong with one is no part of the others."""
+        batches: list[Sequence[Event] | Exception] = [entry.events for entry in entries]
+        records = [(at, entry.record) for at, entry in enumerate(entries) if entry.record is not None]
+        built = [(at, record, _tried(record.delta)) for at, record in records]
+        deltas = [delta for *_, delta in built if isinstance(delta, Delta)]
+        places = iter(self._staged(deltas))
+        for at, record, delta in built:
+            place = delta if isinstance(delta, Exception) else next(places)
+            event = place if isinstance(place, Exception) else _tried(record.committed, place)
+            batches[at] = event if isinstance(event, Exception) else [] if event is None else [_committed(event)]
+        sound = [batch for batch in batches if not isinstance(batch, Exception)]
+        written = _tried(self._lineage.append_each, sound)
+        outcomes = repeat(written) if isinstance(written, Exception) else iter(written)
+        return [batch if isinstance(batch, Exception) else next(outcomes) for batch in batches]
+
+    def _staged(self, deltas: Sequence[Delta]) -> Sequence[Place | Exception]:
+        """Where each delta lies, or the failed capture that it is."""
+        if not deltas:
+            return ()
+        began = time.monotonic()
+        places = _tried(self._deltas.stage_each, deltas)
+        seconds = time.monotonic() - began
+        for _ in deltas:
+            self._metrics.stage.observe(seconds)
+        each = [places] * len(deltas) if isinstance(places, Exception) else places
+        return [failure(refusal(place)) if isinstance(place, TokenlakeError | OSError) else place for place in each]
+
+    def _stored(
+        self, loop: asyncio.AbstractEventLoop, entries: Sequence[_Entry], outcomes: Sequence[_Written | Exception]
+    ) -> None:
         self._write(loop)
-        failed = done.exception()
-        outcomes = [failed] * len(batches) if failed is not None else done.result()
-        for (_, told), outcome in zip(batches, outcomes, strict=True):
-            wrong = self._fold(outcome)
-            if told.done():
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            folded = self._folded(outcome)
+            if entry.told.done():
                 continue
-            if wrong is None:
-                told.set_result(None)
+            if isinstance(folded, Exception):
+                entry.told.set_exception(folded)
             else:
-                told.set_exception(wrong)
+                entry.told.set_result(folded)
 
-    def _fold(self, outcome: Sequence[dict[str, Any]] | BaseException) -> BaseException | None:
+    def _folded(self, outcome: _Written | Exception) -> _Written | Exception:
         """Fold what is durable; what went wrong, for whoever waits."""
-        if isinstance(outcome, BaseException):
-            return outcome
-        try:
-            for event in outcome:
-                self._control.apply(event)
-        except Exception as error:  # noqa: BLE001 - who appended it is told, and the others have no part in it
-            return error
-        return None
+        return outcome if isinstance(outcome, Exception) else _tried(self._fold, outcome)
+
+    def _fold(self, written: _Written) -> _Written:
+        for event in written:
+            self._control.apply(event)
+        return written
+
+
+def _committed(event: Event) -> Event:
+    return {**event, "event_type": "call_committed"}
+
+
+def _recorded(name: _Name) -> Conflict:
+    return Conflict(f"call {name[2]} of {name[0]} has a record already", call_id=name[2])
+
+
+def _tried(ask: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
+    try:
+        return ask(*given, **named)
+    except Exception as error:  # noqa: BLE001 - who waits for it is told, and the others have no part in it
+        return error

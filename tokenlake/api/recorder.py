@@ -7,19 +7,19 @@ can be written down, there is no answer, or no more of it: it would spoil the ro
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from array import array
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
 from tokenlake.api.answers import answer_detail
-from tokenlake.api.control import UNDELIVERED, Control
+from tokenlake.api.control import UNDELIVERED, Control, Event
 from tokenlake.api.dialects.dialect import Answer
 from tokenlake.api.flight import Flight
 from tokenlake.api.ledger import Ledger
 from tokenlake.api.metrics import Metrics
+from tokenlake.api.recording import Recording, checked
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.traces import Traces
 from tokenlake.api.trail import note
@@ -27,7 +27,7 @@ from tokenlake.errors import CaptureFailed, Conflict, StorageFailed
 from tokenlake.ids import split_rollout_id
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.coords import Coords
-from tokenlake.ingest.engine import Generation
+from tokenlake.ingest.engine import Generation, LogprobMode
 from tokenlake.ingest.fingerprint import History
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.prompter import Origin, Prompt
@@ -72,39 +72,56 @@ class Recorder:
         prompt: Prompt,
         generation: Generation,
         answer: Answer,
-        logprob_mode: str,
+        logprob_mode: LogprobMode,
     ) -> None:
         """Stage and commit one call; returns when its answer may be given.
 
         Raises `Conflict` for a call that came too late, `CaptureFailed` where a failed capture aborts, `StorageFailed`
         where lineage takes neither the call nor its failure.
         """
-        coords = await asyncio.to_thread(self._stage, flight, prompt, generation, logprob_mode)
-        if await self.commit(flight, history, prompt, answer, coords):
-            self._remember(flight, prompt, generation, coords)
+        recording = Recording(
+            flight,
+            prompt,
+            generation,
+            answer,
+            {**self._event(flight, history, prompt, answer), "reason": prompt.cause},
+            capture=self._capture,
+            logprob_mode=logprob_mode,
+        )
+        if await self._committed(flight, prompt, self._ledger.capture(recording)):
+            self._remember(flight, prompt, generation, recording.coords)
 
     async def commit(self, flight: Flight, history: History, origin: Origin, answer: Answer, coords: Coords) -> bool:
         """Commit a call by what its capture answered; whether it was. Raises as `capture` does."""
-        reason = coords.reason
-        if coords.disposition != "capture_failed":
-            reason = _contradiction(coords, flight, origin, answer)
-        if reason is None and not self._takes_commits(flight.attempt):
-            error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
-            raise await self.unanswered(flight, "late", error)
-        if reason is None:
-            event = self._event(flight, history, origin, answer) | coords.columns()
-            try:
-                with self._traces.span("commit"):
-                    await self._ledger.commit({**event, "reason": origin.cause})
-            except Conflict:
-                reason = "call_id_conflict"
-            except StorageFailed:
-                reason = "commit_failed"
-            else:
-                note(mode=coords.mode, cause=origin.cause)
-                self._metrics.committed(coords.mode, flight.dialect.name, origin.cause)
-                self._metrics.stage_bytes.inc(0 if coords.place is None else coords.place.byte_length)
-                return True
+
+        async def written() -> Event | None:
+            columns = checked(coords, flight, origin, answer).columns()
+            if flight.attempt.over:
+                return None
+            event = self._event(flight, history, origin, answer)
+            return await self._ledger.commit({**event, **columns, "reason": origin.cause})
+
+        return await self._committed(flight, origin, written())
+
+    async def _committed(self, flight: Flight, origin: Origin, written: Coroutine[Any, Any, Event | None]) -> bool:
+        """What becomes of a call when its event is written, or is not; whether it is committed."""
+        try:
+            with self._traces.span("commit"):
+                event = await written
+        except CaptureFailed as refused:
+            reason: str = refused.detail["reason"]
+        except Conflict:
+            reason = "call_id_conflict"
+        except StorageFailed:
+            reason = "commit_failed"
+        else:
+            if event is None:
+                error = Conflict(f"rollout {flight.attempt.rollout_id} ended while this call ran")
+                raise await self.unanswered(flight, "late", error)
+            note(mode=event["mode"], cause=origin.cause)
+            self._metrics.committed(event["mode"], flight.dialect.name, origin.cause)
+            self._metrics.stage_bytes.inc(event.get("byte_length", 0))
+            return True
         self._metrics.capture_failures.labels(reason).inc()
         if self._control.policy.get("on_capture_failure") == "abort":
             refused = CaptureFailed("this call could not be captured and was discarded", reason=reason)
@@ -146,32 +163,8 @@ class Recorder:
         }
         await self._ledger.append(event)
 
-    def _stage(self, flight: Flight, prompt: Prompt, generation: Generation, logprob_mode: str) -> Coords:
-        """Runs in a thread: the only heavy hop."""
-        params = flight.request.params
-        ticket = self._capture.begin(
-            rollout_id=flight.attempt.rollout_id,
-            attempt=flight.attempt.attempt,
-            call_id=flight.call_id,
-            parent=prompt.link,
-            sampling=(params.temperature, params.top_p, params.top_k, logprob_mode),
-        )
-        if generation.fault is not None:
-            return self._capture.abort(ticket, generation.fault)
-        with self._metrics.stage.time(), self._traces.span("stage"):
-            return self._capture.complete(
-                ticket,
-                prompt_token_ids=prompt.ids,
-                token_ids=generation.token_ids,
-                logprobs=generation.logprobs,
-                finish_reason=generation.finish_reason,
-                weight_version=generation.weight_version,
-                weight_version_end=generation.weight_version_end,
-                weight_version_spans=generation.weight_version_spans,
-            )
-
-    def _remember(self, flight: Flight, prompt: Prompt, generation: Generation, coords: Coords) -> None:
-        if coords.chain_hash is None or flight.call_id not in flight.attempt.calls:
+    def _remember(self, flight: Flight, prompt: Prompt, generation: Generation, coords: Coords | None) -> None:
+        if coords is None or coords.chain_hash is None or flight.call_id not in flight.attempt.calls:
             return
         try:
             sequence = prompt.ids.tobytes() + array("i", generation.token_ids).tobytes()
@@ -220,28 +213,7 @@ class Recorder:
             # The agent gets an error for this call either way, and a call it has no answer of spoils nothing.
             _log.warning("call %s failed (%s), which could not be written down: %s", flight.call_id, reason, error)
 
-    def _takes_commits(self, attempt: Attempt) -> bool:
-        rollout = self._control.rollout(attempt.rollout_id)
-        return rollout is not None and rollout.current is attempt and attempt.end is None and not attempt.released
-
     def _poisons(self, cause: Cause | None) -> bool:
         policy = self._control.policy.get("on_unresolved", "root")
         action = cast("dict[str, str]", policy).get(cause or "", "root") if isinstance(policy, dict) else policy
         return cause in UNRESOLVED and action == "poison"
-
-
-def _contradiction(coords: Coords, flight: Flight, origin: Origin, answer: Answer) -> str | None:
-    """Whether the coordinates are of the call that was asked for."""
-    parent, sampled = origin.parent, answer.completion_tokens
-    attempt = flight.attempt
-    asked = (
-        *(attempt.rollout_id, attempt.attempt, flight.call_id),
-        *((None, 0) if parent is None else (parent.call_id, parent.cum_len)),
-        *(answer.head.prompt_tokens + sampled, sampled),
-    )
-    given = (
-        *(coords.rollout_id, coords.attempt, coords.call_id, coords.parent_call_id, coords.prev_len),
-        *(coords.prev_len + coords.delta_len, coords.sampled_tokens),
-    )
-    whole = coords.cum_len == coords.prev_len + coords.delta_len and coords.chain_hash is not None
-    return None if asked == given and whole else "coords_contradict"

@@ -106,6 +106,11 @@ class Attempt:
         return next((failure for failure in self.failures if failure.answered), None)
 
     @property
+    def over(self) -> bool:
+        """Whether a call that is committed now would come too late."""
+        return self.released or self.end is not None
+
+    @property
     def retry(self) -> bool:
         """Whether it failed so that another attempt may follow."""
         return self.state == "failed" and bool(self.end and self.end.get("retry"))

@@ -94,7 +94,8 @@ class Service:
         self._folded = len(events)
         self.control.policy = set_policy(lake, policy or {})
         self.buffer = ReplayBuffer(lake)
-        self.ledger = Ledger(lake.lineage, self.control)
+        writer = lake.delta_writer(_WRITER, remember=_REMEMBERED)
+        self.ledger = Ledger(lake.lineage, writer, self.control, self.metrics)
         locks = GroupLocks()
         self.publisher = Publisher(lake, self.control, locks, self.metrics, self.settings, traces)
         self.archive = Archive(lake, self.control, locks)
@@ -115,7 +116,7 @@ class Service:
         self.recorder = Recorder(
             control=self.control,
             ledger=self.ledger,
-            capture=CaptureCore(lake.delta_writer(_WRITER, remember=_REMEMBERED)),
+            capture=CaptureCore(writer),
             prefixes=self.prefixes,
             metrics=self.metrics,
             traces=traces,

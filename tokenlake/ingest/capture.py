@@ -11,7 +11,7 @@ hash; it is neither converted nor hashed again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenlake.clock import now_us
@@ -22,7 +22,7 @@ from tokenlake.store.delta import Delta, Place, Sampling
 from tokenlake.store.digest import ArrayBytes, canonical_extras, chain_hash, delta_digest, extras_digest
 from tokenlake.store.schema import SCHEMA_VERSION
 
-__all__ = ["CaptureCore", "Claims", "ParentLink", "Stager", "Ticket"]
+__all__ = ["CaptureCore", "Claims", "ParentLink", "Stager", "Ticket", "refusal"]
 
 
 class Stager(Protocol):
@@ -116,12 +116,51 @@ class CaptureCore:
     ) -> Coords:
         """Stage what the engine sampled and return its coordinates; durable when the disposition is `staged`.
 
+        The arguments are those of `build`. Never raises: see the module's promise.
+        """
+        coords, delta = self.build(
+            ticket,
+            prompt_token_ids=prompt_token_ids,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            weight_version=weight_version,
+            weight_version_end=weight_version_end,
+            weight_version_spans=weight_version_spans,
+            generation_segments=generation_segments,
+            extras=extras,
+            claims=claims,
+        )
+        if delta is None:
+            return coords
+        try:
+            return replace(coords, place=self._writer.stage(delta))
+        except (TokenlakeError, OSError) as error:
+            return self._failed(ticket, refusal(error))
+
+    def build(
+        self,
+        ticket: Ticket,
+        *,
+        prompt_token_ids: Ids | None,
+        token_ids: Ids | None,
+        logprobs: Sequence[float | None] | None,
+        finish_reason: str | None,
+        weight_version: int | None,
+        weight_version_end: int | None,
+        weight_version_spans: Sequence[tuple[int, int, int]] | None = None,
+        generation_segments: Sequence[tuple[int, int, str]] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        claims: Claims | None = None,
+    ) -> tuple[Coords, Delta | None]:
+        """What the engine sampled as a delta that is yet to be staged, and its coordinates but for the place.
+
         `prompt_token_ids` is the whole prompt the engine was given, at best as an int32 buffer, `token_ids` the sampled
-        ids, `logprobs` one natural-log probability for each; `claims` only comes with records from elsewhere. Never
-        raises: see the module's promise.
+        ids, `logprobs` one natural-log probability for each; `claims` only comes with records from elsewhere. Without a
+        delta the coordinates say why there is none. Never raises.
         """
         if ticket.closed:
-            return self._failed(ticket, "already_completed")
+            return self._failed(ticket, "already_completed"), None
         ticket.closed = True
         try:
             prompt = int32(prompt_token_ids, "prompt_ids_missing")
@@ -139,16 +178,9 @@ class CaptureCore:
                 extras,
                 claims or _NO_CLAIMS,
             )
-            place = self._writer.stage(delta)
-        except CaptureFailed as failure:
-            return self._failed(ticket, failure.detail["reason"])
-        except Conflict:
-            return self._failed(ticket, "call_id_conflict")
-        except StorageFailed as refused:
-            return self._failed(ticket, refused.detail.get("reason", "stage_failed"))
-        except (TokenlakeError, OSError):
-            return self._failed(ticket, "stage_failed")
-        return Coords.of(delta, len(sampled) // 4, prompt_digest, place)
+        except TokenlakeError as error:
+            return self._failed(ticket, refusal(error)), None
+        return Coords.of(delta, len(sampled) // 4, prompt_digest), delta
 
     def _build(
         self,
@@ -265,6 +297,15 @@ class CaptureCore:
             cum_len=prev_len,
             sampling=ticket.sampling,
         )
+
+
+def refusal(error: TokenlakeError | OSError) -> str:
+    """Why a capture failed that met this error."""
+    if isinstance(error, Conflict):
+        return "call_id_conflict"
+    if isinstance(error, CaptureFailed | StorageFailed):
+        return error.detail.get("reason", "stage_failed")
+    return "stage_failed"
 
 
 def _continues(parent: ParentLink, prompt: memoryview) -> bool:

@@ -74,8 +74,8 @@ class Coords:
     place: Place | None = None
 
     @classmethod
-    def of(cls, delta: Delta, sampled: int, prompt_digest: bytes, place: Place) -> Self:
-        """Of a delta that is staged; `sampled` counts what it sampled, `prompt_digest` is its prompt's chain hash."""
+    def of(cls, delta: Delta, sampled: int, prompt_digest: bytes, place: Place | None = None) -> Self:
+        """Of a delta; `sampled` counts what it sampled, `prompt_digest` is its prompt's chain hash."""
         return cls(
             disposition="staged",
             rollout_id=delta.rollout_id,
@@ -148,15 +148,7 @@ class Coords:
             "extras_digest": self.extras_digest,
             "prompt_digest": self.prompt_digest,
         }
-        if self.place is not None:
-            columns |= {
-                "writer": self.place.writer,
-                "segment": self.place.segment,
-                "byte_offset": self.place.byte_offset,
-                "byte_length": self.place.byte_length,
-                "batch_row": self.place.batch_row,
-            }
-        return columns
+        return columns if self.place is None else columns | self.place.columns()
 
 
 def place_of(body: Mapping[str, Any]) -> Place:

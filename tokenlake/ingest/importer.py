@@ -103,13 +103,7 @@ def _write(lake: OwnedLake, plan: _Plan, path: Path) -> None:
     writer = lake.delta_writer(_WRITER)
     for position, delta in plan.deltas:
         place = _kept(lake, delta) or writer.stage(delta)
-        plan.events[position] |= {
-            "writer": place.writer,
-            "segment": place.segment,
-            "byte_offset": place.byte_offset,
-            "byte_length": place.byte_length,
-            "batch_row": place.batch_row,
-        }
+        plan.events[position] |= place.columns()
     summary = {"file": path.name, **plan.counts}
     plan.events.append({"event_type": "import_committed", "detail": json.dumps(summary, sort_keys=True)})
     lake.lineage.append_many(plan.events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tokenlake.store.schema import SCHEMA_VERSION
 
@@ -81,6 +82,16 @@ class Place:
     """Bytes of the whole message: metadata and body."""
     batch_row: int = 0
     """Row within the message's batch; compaction makes batches of many."""
+
+    def columns(self) -> dict[str, Any]:
+        """The `LINEAGE` columns that say the same."""
+        return {
+            "writer": self.writer,
+            "segment": self.segment,
+            "byte_offset": self.byte_offset,
+            "byte_length": self.byte_length,
+            "batch_row": self.batch_row,
+        }
 
 
 def same_content(one: Delta, other: Delta) -> bool:

@@ -10,13 +10,13 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from tokenlake.errors import ConfigError, Conflict, NotFound, StorageFailed, TokenlakeError, TooLarge
+from tokenlake.errors import ConfigError, Conflict, InvalidInput, NotFound, StorageFailed, TokenlakeError, TooLarge
 from tokenlake.store.commit import GroupCommit, Ticket
 from tokenlake.store.delta import Delta, Place, same_content
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
@@ -44,9 +44,17 @@ COMPACTED = "_compacted"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MAX_MESSAGE = 2**31 - 1
 _AHEAD = 1 << 20
-_Item = tuple[Delta, bytes, int]
 _Known = tuple[str, int, int, int, int]
 """Folder, segment, offset, length and row of a record."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Wanted:
+    """One delta on its way."""
+
+    delta: Delta
+    message: Message
+    outcome: Place | TokenlakeError | None = None
 
 
 def check_writer_name(name: str) -> str:
@@ -128,7 +136,7 @@ class DeltaWriter:
         self._segments = SegmentWriter(
             directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements, ahead=_AHEAD
         )
-        self._commit: GroupCommit[_Item, Place] = GroupCommit(self._flush)
+        self._commit: GroupCommit[list[_Wanted], list[_Wanted]] = GroupCommit(self._flush)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -144,13 +152,20 @@ class DeltaWriter:
         digest, `StorageFailed` when the disk refuses (nothing is acknowledged, later calls work again), `InvalidInput`
         for values that do not fit and `TooLarge` beyond 2 GiB.
         """
+        (outcome,) = self.stage_each([delta])
+        if isinstance(outcome, TokenlakeError):
+            raise outcome
+        return outcome
+
+    def stage_each(self, deltas: Sequence[Delta]) -> list[Place | TokenlakeError]:
+        """Write records with one sync; for each, what `stage` returns or raises. Raises what concerns all of them."""
         self._check()
         self._space.for_deltas()
-        message = encode_delta(delta)
-        if len(message) > _MAX_MESSAGE:
-            raise TooLarge(f"the delta of call {delta.call_id} takes {len(message)} bytes; the limit is {_MAX_MESSAGE}")
-        mask = delta.token_mask
-        return self._commit.submit((delta, message, 0 if mask is None else len(mask)))
+        outcomes = [_wanted(delta) for delta in deltas]
+        wanted = [each for each in outcomes if isinstance(each, _Wanted)]
+        if wanted:
+            self._commit.submit(wanted)
+        return [each if isinstance(each, TokenlakeError) else _settled(each) for each in outcomes]
 
     def read(self, place: Place) -> Delta:
         """The record at a place of any writer of this lake. Raises `NotFound`."""
@@ -223,62 +238,80 @@ class DeltaWriter:
         """Learn what compaction moved."""
         self._learned.update(self._load(COMPACTED, self._learned))
 
-    def _flush(self, tickets: list[Ticket[_Item, Place]]) -> None:
+    def _flush(self, tickets: list[Ticket[list[_Wanted], list[_Wanted]]]) -> None:
         with self._turn:
-            self._stage_all(tickets)
-
-    def _stage_all(self, tickets: list[Ticket[_Item, Place]]) -> None:
-        fresh: dict[int, Ticket[_Item, Place]] = {}
-        twins: list[tuple[Ticket[_Item, Place], Ticket[_Item, Place]]] = []
+            self._stage_all([wanted for ticket in tickets for wanted in ticket.item])
         for ticket in tickets:
-            delta = ticket.item[0]
-            key = hash((delta.rollout_id, delta.attempt, delta.call_id))
-            if key in self._places and self._settle(ticket, delta):
-                continue
-            other = fresh.setdefault(key, ticket)
-            if other is not ticket:
-                twins.append((ticket, other))
-        self._append(fresh)
-        for ticket, other in twins:
-            delta, first = ticket.item[0], other.item[0]
-            if _same_key(delta, first) and delta.digest == first.digest:
-                ticket.result, ticket.error = other.result, other.error
-            elif _same_key(delta, first):
-                ticket.error = _conflict(delta)
-            else:
-                self._append({hash((delta.rollout_id, delta.attempt, delta.call_id)): ticket})
+            ticket.result = ticket.item
 
-    def _settle(self, ticket: Ticket[_Item, Place], delta: Delta) -> bool:
+    def _stage_all(self, all_wanted: list[_Wanted]) -> None:
+        fresh: dict[int, _Wanted] = {}
+        twins: list[tuple[_Wanted, _Wanted]] = []
+        for wanted in all_wanted:
+            delta = wanted.delta
+            key = hash((delta.rollout_id, delta.attempt, delta.call_id))
+            if key in self._places and self._settle(wanted):
+                continue
+            other = fresh.setdefault(key, wanted)
+            if other is not wanted:
+                twins.append((wanted, other))
+        self._append(fresh)
+        for wanted, other in twins:
+            delta, first = wanted.delta, other.delta
+            if _same_key(delta, first) and delta.digest == first.digest:
+                wanted.outcome = other.outcome
+            elif _same_key(delta, first):
+                wanted.outcome = _conflict(delta)
+            else:
+                self._append({hash((delta.rollout_id, delta.attempt, delta.call_id)): wanted})
+
+    def _settle(self, wanted: _Wanted) -> bool:
         """Answer from what is on disk; False where it has to be written."""
+        delta = wanted.delta
         found = self.find(delta.rollout_id, delta.attempt, delta.call_id)
         if found is None:
             return False
         place, digest = found
         if digest != delta.digest:
-            ticket.error = _conflict(delta)
+            wanted.outcome = _conflict(delta)
             return True
         if not same_content(self.read(place), delta):
             return False
-        ticket.result = place
+        wanted.outcome = place
         return True
 
-    def _append(self, fresh: dict[int, Ticket[_Item, Place]]) -> None:
+    def _append(self, fresh: dict[int, _Wanted]) -> None:
         lost = self._lock.lost()
         if lost is not None:
-            for ticket in fresh.values():
-                ticket.error = lost
+            for wanted in fresh.values():
+                wanted.outcome = lost
             return
-        messages: list[Message] = [ticket.item[1:] for ticket in fresh.values()]
-        done = self._segments.append(messages)
-        for (key, ticket), outcome, (message, _) in zip(fresh.items(), done, messages, strict=True):
+        done = self._segments.append([wanted.message for wanted in fresh.values()])
+        for (key, wanted), outcome in zip(fresh.items(), done, strict=True):
             if isinstance(outcome, StorageFailed):
-                ticket.error = outcome
+                wanted.outcome = outcome
                 continue
-            known = (self.name, *outcome, len(message), 0)
+            known = (self.name, *outcome, len(wanted.message[0]), 0)
             self._places[key] = known
-            ticket.result = self._place(known)
+            wanted.outcome = self._place(known)
         while self._remember is not None and len(self._places) > self._remember:
             self._places.popitem(last=False)
+
+
+def _wanted(delta: Delta) -> _Wanted | TokenlakeError:
+    """A delta with its message, or why it cannot be one."""
+    try:
+        message = encode_delta(delta)
+    except InvalidInput as error:
+        return error
+    if len(message) > _MAX_MESSAGE:
+        return TooLarge(f"the delta of call {delta.call_id} takes {len(message)} bytes; the limit is {_MAX_MESSAGE}")
+    mask = delta.token_mask
+    return _Wanted(delta, (message, 0 if mask is None else len(mask)))
+
+
+def _settled(wanted: _Wanted) -> Place | TokenlakeError:
+    return wanted.outcome or StorageFailed("the write was interrupted before it was acknowledged: try again")
 
 
 def _keys(view: memoryview, schema: pa.Schema, start: int, end: int) -> list[DeltaKey] | None:
