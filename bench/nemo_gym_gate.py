@@ -10,6 +10,7 @@ dict, the engine answers at once with as many tokens as the other contenders' do
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import sys
@@ -125,6 +126,10 @@ async def _serve(folder: Path) -> None:
     server = uvicorn.Server(uvicorn.Config(gate.app(), log_level="warning", timeout_keep_alive=75))
     serving = asyncio.create_task(server.serve([listener]))
     print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}"}), flush=True)
+    # As `tokenlake serve` has it, for a service of which calls leave hardly a cycle.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
     await asyncio.to_thread(sys.stdin.read)
     server.should_exit = True
     await serving

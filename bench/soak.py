@@ -21,7 +21,7 @@ from bench.restart import fill, measure
 from bench.stub_engine import StubEngine
 from tokenlake.api.client import Client
 from tokenlake.api.control import Control
-from tokenlake.api.serve import embedded
+from tokenlake.api.serve import embedded, few_collections
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment
 from tokenlake.store.lake import OwnedLake
@@ -68,7 +68,7 @@ def soak(lake_path: Path, *, rollouts: int, turns: int, in_flight: int) -> Soak:
     with OwnedLake.open(lake_path) as lake:
         service = Service(lake, engine, environment=environment)
         service.metrics.overhead = cast("Any", overheads)
-        with embedded(service) as running, Client(running.url, _TOKEN) as client:
+        with few_collections(), embedded(service) as running, Client(running.url, _TOKEN) as client:
             agents: list[Agent] = []
             for group in range(-(-rollouts // _GROUP)):
                 size = min(_GROUP, rollouts - group * _GROUP)

@@ -28,7 +28,7 @@ from bench.peers import served
 from bench.plan import Plan
 from bench.soak import Soak, soak
 from bench.table import Contender, Figure, Row
-from tokenlake.api.serve import in_thread
+from tokenlake.api.serve import few_collections, in_thread
 from tokenlake.ids import mint_call_id
 
 __all__ = ["rows"]
@@ -71,7 +71,7 @@ def _contenders(plan: Plan, rollouts: int, turns: int, in_flight: int) -> list[C
 
     def plain(folder: Path) -> dict[str, Sample]:
         route = _Plain(folder / "bodies")
-        with closing(route), in_thread(route.app()) as (url, _):
+        with closing(route), few_collections(), in_thread(route.app()) as (url, _):
             found = played(url)
         return checked(found, route.handled)
 

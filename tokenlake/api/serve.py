@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import socket
 import sys
@@ -28,11 +29,13 @@ from tokenlake.errors import ConfigError
 from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.store.lake import OwnedLake
 
-__all__ = ["Running", "embedded", "in_thread", "run"]
+__all__ = ["Running", "embedded", "few_collections", "in_thread", "run"]
 
 _START_S = 60.0
 _KEEP_ALIVE_S = 75
 """Seconds; longer than clients keep idle connections, so that the service never closes one under a request."""
+_YOUNG = 20_000
+"""New objects that the collector waits for; 64 calls in flight hold about as many."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +112,25 @@ def in_thread(
         listener.close()
 
 
+@contextlib.contextmanager
+def few_collections() -> Generator[None]:
+    """Let the garbage collector leave alone what is there by now, and look for what is new only seldom.
+
+    Calls leave hardly a cycle, but what those in flight hold for a moment makes the collector go through everything
+    again and again, and once in some hundred calls through the whole process, for 0.15 s while all of them wait. For
+    a process that does nothing else: it is set back at the end of the block.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
     tick = threading.Event()
     for _ in range(int(_START_S / 0.01)):
@@ -171,5 +193,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not environment.token_given:
             sys.stdout.write(f"control token: {environment.token}\n")
         sys.stdout.flush()
+        held.enter_context(few_collections())
         asyncio.run(uvicorn.Server(_config(create_app(service))).serve(sockets=[listener]))
     return 0

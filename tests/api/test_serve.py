@@ -1,0 +1,32 @@
+"""The process that serves."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from pathlib import Path
+
+import pytest
+
+from tokenlake.api import serve
+from tokenlake.api.cli import main
+
+
+def test_a_process_that_serves_collects_seldom_and_not_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    during: list[tuple[bool, bool]] = []
+
+    class Server:
+        def __init__(self, config: object) -> None: ...
+
+        async def serve(self, sockets: list[socket.socket]) -> None:
+            during.append((gc.get_freeze_count() > before[1], gc.get_threshold() > before[0]))
+            sockets[0].close()
+
+    monkeypatch.setattr(serve.uvicorn, "Server", Server)
+    monkeypatch.setenv("TOKENLAKE_CAPABILITY_KEY", "ab" * 32)
+    assert main(["serve", "--lake", str(tmp_path / "lake"), "--port", "0"]) == 0
+    assert during == [(True, True)]
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
