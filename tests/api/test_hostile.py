@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -138,3 +140,31 @@ def test_no_agent_stops_the_embedded_engine(opened: Opener, odd: dict[str, Any])
         assert chat(door, second, [U5]).status_code == 200
         assert door.client.seal("g_g1", reward=1.0)["reason"] is None
         assert door.request("GET", "/api/v1/audit").json()["healthy"]
+
+
+def flood(agent: socket.socket) -> None:
+    for _ in range(1024):
+        agent.sendall(b"x" * 65_536)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /healthz HTTP/1.1\r\nHost: x\r\nX-Endless: ",
+        b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Endless: ",
+    ],
+    ids=["head", "trailer"],
+)
+def test_what_never_ends_is_cut_off(door: Door, begun: bytes) -> None:
+    url = urlsplit(door.running.url)
+    with socket.create_connection((url.hostname, url.port), timeout=30) as agent:
+        agent.sendall(begun)
+        with pytest.raises(OSError):
+            flood(agent)
+    assert door.http.get("/healthz").status_code == 200
+
+
+def test_a_head_may_be_as_long_as_many_cookies_and_a_body_is_no_head(door: Door) -> None:
+    assert door.http.get("/healthz", headers={"x-long": "x" * 60_000}).status_code == 200
+    (rollout,) = door.register()
+    assert chat(door, rollout, [{"role": "user", "content": "<" * 200_000}]).status_code == 200

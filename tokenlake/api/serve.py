@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from tokenlake.api.app import create_app
 from tokenlake.api.backend import Backend, upstream_backend
 from tokenlake.api.commands import pairs
+from tokenlake.api.http_protocol import BoundedProtocol
 from tokenlake.api.logs import logging_to
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings, read_environment
@@ -73,6 +74,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
     # Header names of agents are not logged, and neither are bodies: a capability never reaches a log.
     return uvicorn.Config(
         app,
+        http=BoundedProtocol,
         log_config=None,  # its lines go where ours go, in the same form
         log_level="warning",
         access_log=False,
