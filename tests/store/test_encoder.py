@@ -157,6 +157,15 @@ def test_a_changed_byte_anywhere_never_breaks_the_reader(make_delta: Any) -> Non
         assert found is None or isinstance(found, Delta)
 
 
+def test_a_number_below_zero_in_the_places_of_a_tail_is_no_place(make_delta: Any) -> None:
+    message = encode_delta(make_delta(extras='{"a":1}', logprob_nulls=(0,)))
+    end = DELTA_LAYOUT.tail_buffers_at + DELTA_LAYOUT._tail_buffers.size
+    for at in range(DELTA_LAYOUT.tail_buffers_at, end, 8):
+        damaged = bytearray(message)
+        damaged[at + 7] ^= 0x80
+        assert DELTA_LAYOUT.decode(damaged, 0, len(damaged)) is None
+
+
 @given(st.lists(deltas(), min_size=1, max_size=6))
 @settings(max_examples=either(40, 200), deadline=None)
 def test_many_deltas_read_at_once_are_those_read_one_by_one(given_deltas: list[Delta]) -> None:

@@ -11,8 +11,9 @@ shape is refused by `decode`, so that the caller lets pyarrow read it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,8 @@ _flags, _unpack_flags = _FLAGS.pack, _FLAGS.unpack_from
 
 _MAX_SHAPES = 4096
 _MAX_BODY = 1 << 31
+_NEGATIVE = 1 << 63
+"""From here on a number that was read without its sign is one below 0: beyond every end."""
 _WIDTHS = {pa.int32(): 4, pa.uint8(): 1, pa.float32(): 4}
 
 
@@ -71,7 +74,7 @@ class Layout:
         self._tail_nodes_at = self._nodes_at + 16 * (n_nodes - tail_nodes)
         self.tail_buffers_at = self._buffers_at + 16 * (n_buffers - tail_buffers)
         self._tail_nodes = struct.Struct(f"<{2 * tail_nodes}q")
-        self._tail_buffers = struct.Struct(f"<{2 * tail_buffers}q")
+        self._tail_buffers = struct.Struct(f"<{2 * tail_buffers}Q")
         self._head_nodes = struct.Struct(f"<{2 * (n_nodes - tail_nodes)}q")
         self._head_buffers = struct.Struct(f"<{2 * (n_buffers - tail_buffers)}q")
         self._body_length = struct.Struct("<q")
@@ -80,11 +83,12 @@ class Layout:
             (self.tail_buffers_at, self._tail_buffers.size),
             (self._tail_nodes_at, self._tail_nodes.size),
         ]
-        self._fixed = _between(sorted(cuts), self.meta_size)
+        self._fixed: Callable[[bytes], tuple[bytes, ...]] = itemgetter(*_between(sorted(cuts), self.meta_size))
+        """What of a message's metadata is the same in every message of its shape."""
         self.prefix = self._template[: self.length_at]
         """What every one-row batch of this schema starts with: where to look for the next one after damage."""
         self._shapes: dict[tuple[Any, ...], Shape] = {}
-        self._by_meta: dict[bytes, Shape] = {}
+        self._by_meta: dict[tuple[bytes, ...], Shape] = {}
         self._latest: Shape | None = None
         """Of the message that was read last: the next one is often like it."""
 
@@ -124,13 +128,14 @@ class Layout:
         self._head_buffers.pack_into(meta, self._buffers_at, *made.buffers)
         absent = tuple(number for number, null in enumerate(made.nulls) if null)
         pack, unpack = made.pack.pack, made.unpack.unpack_from
-        fixed = tuple((a, bytes(meta[a:b])) for a, b in self._fixed)
-        shape = Shape(bytes(meta), made.size, pack, unpack, made.nulls, fixed, absent, made.slots)
+        whole = bytes(meta)
+        fixed = self._fixed(whole)
+        shape = Shape(whole, made.size, pack, unpack, made.nulls, fixed, absent, made.slots)
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
             self._by_meta.clear()
         self._shapes[key] = shape
-        self._by_meta[b"".join([piece for _, piece in fixed])] = shape
+        self._by_meta[fixed] = shape
         return shape
 
     # ---------------------------------------------------------------- reading
@@ -146,7 +151,7 @@ class Layout:
             return None
         shape, meta, length = found
         body = start + self.meta_size
-        tails = self._read_tails(meta, memoryview(data)[body : body + length], length)
+        tails = self._read_tails(meta, memoryview(data), body, length)
         return None if tails is None else (shape, shape.unpack(data, body), tails)
 
     def decode_head(self, data: _Buffer, start: int, end: int) -> tuple[Any, ...] | None:
@@ -203,54 +208,52 @@ class Layout:
 
     def _shape_of(self, meta: bytes) -> Shape | None:
         """The shape of a message of this metadata."""
-        latest = self._latest
-        if latest is not None:
-            for at, piece in latest.fixed:
-                if not meta.startswith(piece, at):
-                    break
-            else:
-                return latest
-        found = self._by_meta.get(b"".join([meta[a:b] for a, b in self._fixed])) or self._recognize(meta)
+        latest, fixed = self._latest, self._fixed(meta)
+        if latest is not None and latest.fixed == fixed:
+            return latest
+        found = self._by_meta.get(fixed) or self._recognize(meta, fixed)
         if found is not None:
             self._latest = found
         return found
 
-    def _read_tails(self, meta: bytes, view: memoryview, length: int) -> list[Any] | None:
+    def _read_tails(self, meta: bytes, view: memoryview, body: int, length: int) -> list[Any] | None:
+        """The tails of a message whose body has `length` bytes from `body` on; None: a position does not hold."""
         numbers = self._tail_buffers.unpack_from(meta, self.tail_buffers_at)
-        if min(numbers) < 0:
-            return None
         tails: list[Any] = []
         at = 0
         for width in self._tail_widths:
-            if width == 0:
-                valid_at, _, offsets_at, _, data_at, size = numbers[at : at + 6]
+            if width:
+                valid_at, flag, offsets_at, two, bits_at, bits, data_at, size = numbers[at : at + 8]
+                at += 8
+            else:
+                valid_at, flag, offsets_at, two, data_at, size = numbers[at : at + 6]
                 bits_at = bits = 0
                 at += 6
-            else:
-                valid_at, _, offsets_at, _, bits_at, bits, data_at, size = numbers[at : at + 8]
-                at += 8
-            if offsets_at != valid_at + 8 or offsets_at + 8 > length or data_at + size > length:
+            end = data_at + size
+            if flag | two >= _NEGATIVE or offsets_at != valid_at + 8 or offsets_at + 8 > length or end > length:
                 return None
-            present, first, last = _unpack_flags(view, valid_at)
-            if present > 1 or first != 0 or last * (width or 1) != size:
+            present, first, last = _unpack_flags(view, body + valid_at)
+            if present > 1 or first or last * (width or 1) != size:
                 return None
             if bits_at + bits > length or (bits and bits * 8 < last):
                 return None
-            if width == 0:
-                tails.append(view[data_at : data_at + size] if present else None)
-                continue
-            valid = view[bits_at : bits_at + bits] if bits else None
-            tails.append((view[data_at : data_at + size], valid) if present else None)
+            if not present:
+                tails.append(None)
+            elif width:
+                valid = view[body + bits_at : body + bits_at + bits] if bits else None
+                tails.append((view[body + data_at : body + end], valid))
+            else:
+                tails.append(view[body + data_at : body + end])
         return tails
 
-    def _recognize(self, meta: bytes) -> Shape | None:
+    def _recognize(self, meta: bytes, fixed: tuple[bytes, ...]) -> Shape | None:
         """The shape that would write this metadata, if there is one."""
         nodes = self._head_nodes.unpack_from(meta, self._nodes_at)
         buffers = self._head_buffers.unpack_from(meta, self._buffers_at)
         if not meta.startswith(self.prefix) or min(nodes) < 0 or min(buffers) < 0 or max(*nodes, *buffers) > _MAX_BODY:
             return None
         shape = self._build(sizes_of(self.leaves, nodes, buffers))
-        return shape if all(shape.meta[a:b] == meta[a:b] for a, b in self._fixed) else None
+        return shape if shape.fixed == fixed else None
 
 
 def _present(position: int | None) -> int:
@@ -259,13 +262,13 @@ def _present(position: int | None) -> int:
     return position
 
 
-def _between(cuts: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+def _between(cuts: list[tuple[int, int]], end: int) -> list[slice]:
     """The stretches of 0..end that no cut covers."""
-    kept: list[tuple[int, int]] = []
+    kept: list[slice] = []
     at = 0
     for start, size in [*cuts, (end, 0)]:
         if start > at:
-            kept.append((at, start))
+            kept.append(slice(at, start))
         at = start + size
     return kept
 

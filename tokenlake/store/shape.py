@@ -60,8 +60,8 @@ class Shape:
     unpack: Any
     nulls: tuple[bool, ...]
     """One for each leaf but structs."""
-    fixed: tuple[tuple[int, bytes], ...]
-    """(offset, bytes) of the metadata that is the same in every message of this shape."""
+    fixed: tuple[bytes, ...]
+    """The stretches of the metadata that are the same in every message of this shape."""
     absent: tuple[int, ...]
     """The numbers of those that are NULL."""
     slots: tuple[tuple[int, int], ...]
