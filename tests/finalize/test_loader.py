@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -20,7 +21,7 @@ from tokenlake.api.settings import Environment, Settings
 from tokenlake.errors import ConfigError, DamagedLake, EngineFailed, NotFound, TokenlakeError
 from tokenlake.finalize import RowLoader
 from tokenlake.finalize.sources import LakeSource
-from tokenlake.finalize.tensors import Batch, _arrays, next_token
+from tokenlake.finalize.tensors import Batch, _lists, next_token, padded
 from tokenlake.store.lake import OwnedLake
 
 NAMES = [f"g{number}" for number in range(7)]
@@ -66,13 +67,26 @@ def test_a_batch_is_whole_groups_padded_with_what_the_row_says(path: Path) -> No
 @pytest.mark.parametrize("name", ["input_ids", "token_mask", "logprobs"])
 def test_a_rows_array_is_the_file_itself_until_it_is_copied_into_a_batch(path: Path, name: str) -> None:
     source = LakeSource(path)
-    arrays = _arrays(source.rows(NAMES).column(name))
+    lists = list(_lists(source.rows(NAMES).column(name)))
     files = {str(file) for file in (path / "rows").glob("*.arrow")}
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     mapped = [[int(end, 16) for end in line[0].split("-")] for line in maps if line[-1] in files]
-    for array in arrays:
-        assert any(first <= array.ctypes.data < last for first, last in mapped)
-    assert sum(len(array) for array in arrays) == 7 * (3 + 2 + 5)
+    for values, _ in lists:
+        assert any(first <= values.ctypes.data < last for first, last in mapped)
+    assert sum(offsets[-1] - offsets[0] for _, offsets in lists) == 7 * (3 + 2 + 5)
+    source.close()
+
+
+@pytest.mark.parametrize("name", ["token_mask", "logprobs"])
+def test_a_row_whose_arrays_differ_in_length_is_damage_also_where_all_rows_together_fit(path: Path, name: str) -> None:
+    source = LakeSource(path)
+    table = source.rows(["g0", "g1"])
+    column = table.column(name).combine_chunks()
+    # The lists of the first two rows trade lengths: 2 and 3 for 3 and 2.
+    offsets = pa.array([0, 2, *(column.offsets.to_numpy() - column.offsets[0].as_py())[2:]], pa.int32())
+    wrong = pa.ListArray.from_arrays(offsets, column.flatten())
+    with pytest.raises(DamagedLake, match=name):
+        padded(table.set_column(table.schema.get_field_index(name), name, wrong), ["g0", "g1"], 0)
     source.close()
 
 

@@ -7,14 +7,14 @@ only copy is the one into the batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenlake.errors import ConfigError, MissingExtra
+from tokenlake.errors import ConfigError, DamagedLake, MissingExtra
 
 try:
     import torch
@@ -24,8 +24,8 @@ except ImportError as error:
 __all__ = ["Batch", "NextToken", "next_token", "packed", "padded"]
 
 Runs = Sequence[Mapping[str, Any]]
-_Row = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
-"""Ids, mask and log-probabilities."""
+_Place = tuple[int, int]
+"""The sequence a row lies in, -1: in none; and where it begins there."""
 _UNKNOWN = -1
 
 
@@ -102,11 +102,9 @@ def next_token(batch: Batch) -> NextToken:
 
 def padded(table: pa.Table, groups: Sequence[str], pad_id: int, runs: Runs = ()) -> Batch:
     """A row a sequence, padded right to the longest."""
-    rows = _rows(table)
-    places = [(number, 0) for number in range(len(rows))]
-    return _laid_out(
-        table, groups, pad_id, runs, rows, places, len(rows), max((len(row[0]) for row in rows), default=0)
-    )
+    lengths = _lengths(table)
+    places = [(number, 0) for number in range(len(lengths))]
+    return _laid_out(table, groups, pad_id, runs, lengths, places, len(lengths), max(lengths, default=0))
 
 
 def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs: Runs = ()) -> Batch:
@@ -115,11 +113,10 @@ def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs
     Raises `ConfigError` for a row that is longer.
     """
     room: list[int] = []
-    rows = _rows(table)
-    places: list[tuple[int, int]] = []
+    lengths = _lengths(table)
+    places: list[_Place] = []
     names, valid = table.column("sample_id").to_pylist(), table.column("sample_mask").to_pylist()
-    for (ids, *_), name, counts in zip(rows, names, valid, strict=True):
-        length = len(ids)
+    for length, name, counts in zip(lengths, names, valid, strict=True):
         if not counts:
             places.append((-1, 0))
             continue
@@ -130,7 +127,7 @@ def packed(table: pa.Table, groups: Sequence[str], pad_id: int, width: int, runs
             room.append(width)
         places.append((sequence, width - room[sequence]))
         room[sequence] -= length
-    return _laid_out(table, groups, pad_id, runs, rows, places, len(room), width)
+    return _laid_out(table, groups, pad_id, runs, lengths, places, len(room), width)
 
 
 def _laid_out(
@@ -138,8 +135,8 @@ def _laid_out(
     groups: Sequence[str],
     pad_id: int,
     runs: Runs,
-    rows: Sequence[_Row],
-    places: Sequence[tuple[int, int]],
+    lengths: Sequence[int],
+    places: Sequence[_Place],
     sequences: int,
     width: int,
 ) -> Batch:
@@ -147,6 +144,8 @@ def _laid_out(
     # numpy: an assignment of a row costs it a tenth of what it costs torch, and a batch has thousands.
     input_ids, positions, numbers, there = (np.empty(shape, np.int64) for _ in range(4))
     token_mask, logprobs = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    for name, array in (("input_ids", input_ids), ("token_mask", token_mask), ("logprobs", logprobs)):
+        _lay(table, name, lengths, places, array)
     versions = np.full(shape, _UNKNOWN, np.int64)
     ramp = np.arange(width)
     # As for one row that fills its sequence: what differs is written over, most often the padding alone.
@@ -154,15 +153,14 @@ def _laid_out(
     numbers.fill(1)
     there.fill(1)
     held, ends = [0] * sequences, [0] * sequences
-    for (sequence, start), (ids, mask, given) in zip(places, rows, strict=True):
+    for (sequence, start), length in zip(places, lengths, strict=True):
         if sequence < 0:
             continue
         held[sequence] += 1
-        ends[sequence] = start + len(ids)
-        part = slice(start, ends[sequence])
-        input_ids[sequence, part], token_mask[sequence, part], logprobs[sequence, part] = ids, mask, given
+        ends[sequence] = start + length
         if held[sequence] > 1:
-            positions[sequence, part], numbers[sequence, part] = ramp[: len(ids)], held[sequence]
+            part = slice(start, start + length)
+            positions[sequence, part], numbers[sequence, part] = ramp[:length], held[sequence]
     for sequence, end in enumerate(ends):
         if end < width:
             input_ids[sequence, end:] = pad_id
@@ -180,23 +178,24 @@ def _laid_out(
             "weight_version_min",
         )
     }
-    place_of = dict(zip(zip(columns["sample_id"], columns["segment_index"], strict=True), places, strict=True))
-    for run in runs:
-        sequence, start = place_of[run["sample_id"], run["segment_index"]]
-        if sequence >= 0:
-            versions[sequence, start + run["begins"] : start + run["ends"]] = run["weight_version"]
+    if runs:
+        place_of = dict(zip(zip(columns["sample_id"], columns["segment_index"], strict=True), places, strict=True))
+        for run in runs:
+            sequence, start = place_of[run["sample_id"], run["segment_index"]]
+            if sequence >= 0:
+                versions[sequence, start + run["begins"] : start + run["ends"]] = run["weight_version"]
     index = {group: number for number, group in enumerate(groups)}
     return Batch(
-        input_ids=torch.as_tensor(input_ids),
-        token_mask=torch.as_tensor(token_mask),
-        logprobs=torch.as_tensor(logprobs),
-        weight_versions=torch.as_tensor(versions),
-        attention_mask=torch.as_tensor(there),
-        position_ids=torch.as_tensor(positions),
-        sequence_ids=torch.as_tensor(numbers),
+        input_ids=torch.from_numpy(input_ids),
+        token_mask=torch.from_numpy(token_mask),
+        logprobs=torch.from_numpy(logprobs),
+        weight_versions=torch.from_numpy(versions),
+        attention_mask=torch.from_numpy(there),
+        position_ids=torch.from_numpy(positions),
+        sequence_ids=torch.from_numpy(numbers),
         row_sequence=_tensor([place[0] for place in places], np.int64),
         row_start=_tensor([place[1] for place in places], np.int64),
-        lengths=_tensor([len(ids) for ids, *_ in rows], np.int64),
+        lengths=_tensor(lengths, np.int64),
         sample_mask=_tensor(columns["sample_mask"], np.float32),
         rewards=_tensor([0.0 if each is None else each for each in columns["reward"]], np.float64),
         weight_version_min=_tensor(
@@ -211,17 +210,40 @@ def _laid_out(
 
 
 def _tensor(values: Sequence[Any], kind: npt.DTypeLike) -> torch.Tensor:
-    return torch.as_tensor(np.array(values, kind))
+    return torch.from_numpy(np.array(values, kind))
 
 
-def _rows(table: pa.Table) -> list[_Row]:
-    return list(zip(*(_arrays(table.column(name)) for name in ("input_ids", "token_mask", "logprobs")), strict=True))
+def _lay(
+    table: pa.Table, name: str, lengths: Sequence[int], places: Sequence[_Place], target: npt.NDArray[Any]
+) -> None:
+    """Copy a column's lists to the places of their rows; those that follow one another here and there, in one go."""
+    flat, width = target.reshape(-1), target.shape[1]
+    rows = zip(places, lengths, strict=True)
+    for values, offsets in _lists(table.column(name)):
+        begin = end = to = 0
+        for (first, last), ((sequence, start), length) in zip(itertools.pairwise(offsets), rows, strict=False):
+            if last - first != length:
+                raise DamagedLake(f"a row has {length} input_ids and {last - first} {name}: run `tokenlake audit`")
+            if sequence < 0:
+                continue
+            at = sequence * width + start
+            if first != end or at != to + end - begin:
+                flat[to : to + end - begin] = values[begin:end]
+                begin, to = first, at
+            end = last
+        flat[to : to + end - begin] = values[begin:end]
 
 
-def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
-    """One array a row, over the Arrow buffers themselves; never combines chunks of a list column."""
-    arrays: list[npt.NDArray[Any]] = []
+def _lengths(table: pa.Table) -> list[int]:
+    """Tokens of each row."""
+    offsets = (chunk.offsets.to_pylist() for chunk in table.column("input_ids").chunks)
+    return [end - begin for each in offsets for begin, end in itertools.pairwise(each)]
+
+
+def _lists(column: pa.ChunkedArray) -> Iterator[tuple[npt.NDArray[Any], list[int]]]:
+    """Of each chunk the elements of its lists, which are the Arrow buffer itself, and where each list begins and ends.
+
+    No chunk of a list column is ever combined with another.
+    """
     for chunk in column.chunks:
-        flat = chunk.values.to_numpy(zero_copy_only=True)
-        arrays += [flat[begin:end] for begin, end in itertools.pairwise(chunk.offsets.to_numpy().tolist())]
-    return arrays
+        yield chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_pylist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -21,6 +21,8 @@ Place = tuple[str, int, int]
 """Where a group's rows are: group id, number of its file, N."""
 
 _NAMES = ("group_id", "rollout_id", "segment_index", "segment_count")
+_WHOLE = [(0, 1)]
+"""The segments of nearly every rollout."""
 _MAX_FILES = 64
 _MAX_BYTES = 1 << 30
 
@@ -138,14 +140,16 @@ class RowReader:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):
                 batches.append(conform(reader.get_batch(index), ROW))
-                named = (batches[-1].column(name).to_pylist() for name in _NAMES)
-                rows = enumerate(zip(*named, strict=True))
-                for group_id, run in groupby(rows, lambda row: row[1][0]):
-                    members = list(run)
-                    slices.setdefault(group_id, []).append(_Slice(index, members[0][0], members[-1][0] + 1))
+                group_ids, rollout_ids, *parts = (batches[-1].column(name).to_pylist() for name in _NAMES)
+                rows = zip(rollout_ids, zip(*parts, strict=True), strict=True)
+                start = 0
+                for group_id, run in groupby(group_ids):
+                    end = start + len(list(run))
+                    slices.setdefault(group_id, []).append(_Slice(index, start, end))
                     of_group = segments.setdefault(group_id, {})
-                    for _, (_, rollout_id, segment, count) in members:
-                        of_group.setdefault(rollout_id, []).append((segment, count))
+                    for rollout_id, part in islice(rows, end - start):
+                        of_group.setdefault(rollout_id, []).append(part)
+                    start = end
         except (OSError, pa.ArrowInvalid) as error:
             raise DamagedLake(f"{self._given.place(number)} cannot be read: run `tokenlake audit` ({error})") from error
         groups = {name: _Group(found, _whole(segments[name])) for name, found in slices.items()}
@@ -154,5 +158,8 @@ class RowReader:
 
 def _whole(rollouts: Mapping[str, Sequence[tuple[int, int]]]) -> int:
     """How many rollouts, given as the index and count of each segment, are there; -1 where a segment is not."""
-    complete = all(sorted(found) == [(at, found[-1][1]) for at in range(found[-1][1])] for found in rollouts.values())
+    complete = all(
+        found == _WHOLE or sorted(found) == [(at, found[-1][1]) for at in range(found[-1][1])]
+        for found in rollouts.values()
+    )
     return len(rollouts) if complete else -1
