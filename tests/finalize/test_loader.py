@@ -90,6 +90,15 @@ def test_a_row_whose_arrays_differ_in_length_is_damage_also_where_all_rows_toget
     source.close()
 
 
+def test_no_delta_is_taken_in_for_rows_and_all_are_for_their_versions(path: Path) -> None:
+    source = LakeSource(path)
+    assert source.groups(None) == [*NAMES, "e"]
+    assert source.rows(NAMES).num_rows == 21
+    assert source._lake.sql("SELECT count(*) FROM tl_places").fetchall() == [(0,)]
+    assert len(source.versions(NAMES)) == 14
+    source.close()
+
+
 def test_groups_come_once_in_the_order_of_publication_or_of_the_seed(path: Path) -> None:
     assert groups(RowLoader(path)) == NAMES
     assert groups(RowLoader(path, purpose="eval")) == ["e"]

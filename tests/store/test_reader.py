@@ -18,6 +18,7 @@ from tokenlake.errors import TokenlakeError
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
+from tokenlake.store.views import needed_views
 
 Make = Callable[..., Delta]
 
@@ -34,6 +35,14 @@ def filled(lake: OwnedLake, make_delta: Make) -> OwnedLake:
                 writer.stage(make_delta(f"{name}c{call}", rollout_id=name, first=100 * group + call))
                 lake.lineage.append("call_committed", rollout_id=name, call_id=f"{name}c{call}")
     return lake
+
+
+def test_a_line_of_comment_names_no_view(filled: OwnedLake) -> None:
+    assert needed_views("-- what: rollouts of groups\n  -- and ready_rows\nSELECT 1 -- a\n FROM x") == ()
+    quoted = "SELECT 'a -- b' AS name, count(*)\n-- of\nFROM group_records"
+    assert needed_views(quoted)[-1] == "views/group_records"
+    with tokenlake.open(filled.path) as reader:
+        assert reader.sql(quoted).fetchall() == [("a -- b", 12)]
 
 
 def test_a_reader_beside_the_owner_sees_what_was_acknowledged(filled: OwnedLake, make_delta: Make) -> None:

@@ -17,7 +17,7 @@ from tokenlake import sql
 from tokenlake.errors import EngineFailed, MissingExtra, NotFound, TokenlakeError
 from tokenlake.store.exported import Catalog, ExportedFiles
 from tokenlake.store.objects import Objects
-from tokenlake.store.reader import Lake
+from tokenlake.store.reader import Lake, RowLake
 from tokenlake.store.rowreader import MappedFiles, Place, RowFiles, RowReader
 from tokenlake.store.schema import ROW
 
@@ -68,14 +68,17 @@ class LakeSource:
     """A lake on this machine, read beside its owner: rows straight from the memory map of their files."""
 
     def __init__(self, path: Path) -> None:
-        self._lake = Lake(path)
+        self._lake = RowLake(path)
+        self._whole: Lake | None = None
+        """Opened where versions are asked for, which are what deltas say."""
         self.files = MappedFiles(path.absolute())
         self._reader = RowReader(self.files)
         self._places: dict[str, Place] = {}
 
     def groups(self, purpose: str | None) -> list[str]:
         """As `Source` says."""
-        self._lake.refresh()
+        for lake in self._open():
+            lake.refresh()
         found = self._lake.sql(sql.read("reads/ready_groups"), [purpose]).fetchall()
         self._places.update((place[0], place) for place in found)
         return [place[0] for place in found]
@@ -97,7 +100,9 @@ class LakeSource:
 
     def versions(self, groups: Sequence[str]) -> list[dict[str, Any]]:
         """As `Source` says."""
-        return self._lake.sql(sql.read("reads/versions_of"), [list(groups)]).to_arrow_table().to_pylist()
+        if self._whole is None:
+            self._whole = Lake(self._lake.path)
+        return self._whole.sql(sql.read("reads/versions_of"), [list(groups)]).to_arrow_table().to_pylist()
 
     def pad_id(self) -> int:
         """As `Source` says."""
@@ -106,7 +111,11 @@ class LakeSource:
 
     def close(self) -> None:
         """As `Source` says."""
-        self._lake.close()
+        for lake in self._open():
+            lake.close()
+
+    def _open(self) -> list[Lake]:
+        return [self._lake, *([] if self._whole is None else [self._whole])]
 
 
 class StoreSource:

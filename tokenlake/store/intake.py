@@ -30,7 +30,17 @@ from tokenlake.store.schema import LINEAGE, PLACE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
 from tokenlake.store.walk import Walk, has_hole, read_batch, walk
 
-__all__ = ["Change", "Scanned", "Segment", "compacted_places", "new_deltas", "segment_path", "still_there", "take_in"]
+__all__ = [
+    "Change",
+    "Scanned",
+    "Segment",
+    "compacted_places",
+    "delta_writers",
+    "new_deltas",
+    "segment_path",
+    "still_there",
+    "take_in",
+]
 
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
@@ -110,6 +120,11 @@ def take_in(
     return intake.change
 
 
+def delta_writers(root: Path) -> list[str]:
+    """Names of the writers of deltas, that of compaction included."""
+    return _folders(root / "deltas")
+
+
 def new_deltas(root: Path, maps: SegmentMaps, known: Scanned) -> Change:
     """What was staged since what is `known`, by every writer; committed or not."""
     intake = _Intake(root, maps, known)
@@ -167,7 +182,7 @@ class _Intake:
 
     def staged(self, wanted: Callable[[str], bool]) -> set[Segment]:
         """The segments of deltas that are there, of the writers that are wanted."""
-        return self._present("deltas", filter(wanted, _folders(self._root / "deltas")))
+        return self._present("deltas", filter(wanted, delta_writers(self._root)))
 
     def deltas(self, wanted: Callable[[str], bool]) -> set[Segment]:
         """What is new of the writers that are wanted; returns the segments that stand for all of theirs.

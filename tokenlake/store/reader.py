@@ -21,11 +21,12 @@ from tokenlake.errors import TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
+from tokenlake.store.intake import delta_writers
 from tokenlake.store.planned import Planned
 from tokenlake.store.query import fetch_table, run_query
 from tokenlake.store.snapshot import open_snapshot
 
-__all__ = ["Lake", "open"]
+__all__ = ["Lake", "RowLake", "open"]
 
 
 class Lake:
@@ -93,7 +94,7 @@ class Lake:
     def refresh(self) -> None:
         """See what was written since the last refresh. Connections that are open already see it too."""
         for index in self._opened():
-            index.refresh()
+            self._take_in(index)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -117,14 +118,20 @@ class Lake:
         index = open_snapshot(self.path, self._config)
         if index is not None:
             try:
-                index.refresh()
-                index.hold()  # a snapshot knows them without having read them
+                self._take_in(index)
+                self._hold(index)
                 return index
             except duckdb.Error:
                 index.close()
         index = Index(self.path, duckdb.connect(":memory:", config=self._config))
-        index.refresh()
+        self._take_in(index)
         return index
+
+    def _take_in(self, index: Index) -> None:
+        index.refresh()
+
+    def _hold(self, index: Index) -> None:
+        index.hold()  # a snapshot knows them without having read them
 
     def _opened(self) -> list[Index]:
         """The indexes there are: one, or two where both kinds are used."""
@@ -153,6 +160,19 @@ class Lake:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class RowLake(Lake):
+    """A lake opened for its lineage and rows, which takes in no delta: what is not asked for is not waited for.
+
+    Of the relation `deltas` it has what a snapshot knew, so no view that reads it is to be asked.
+    """
+
+    def _take_in(self, index: Index) -> None:
+        index.refresh(skip=delta_writers(self.path))
+
+    def _hold(self, index: Index) -> None:
+        """Nothing: no delta is read."""
 
 
 _NO_SPILL = {"max_temp_directory_size": "0B"}

@@ -18,6 +18,7 @@ __all__ = ["create_views", "needed_views", "ordered_views"]
 
 _FOLDERS = ("views", "audits")
 _CATALOG = {"describe", "duckdb_functions", "duckdb_tables", "duckdb_views", "information_schema", "show", "summarize"}
+_COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
 _HEADER = re.compile(r"-- reads: (?P<names>[a-z_, ]+(?:\n--   [a-z_, ]+)*)")
 
 
@@ -30,9 +31,9 @@ def create_views(con: duckdb.DuckDBPyConnection) -> None:
 def needed_views(query: str) -> tuple[str, ...]:
     """Names of the view files that a query may need, in order: those it names and what they read.
 
-    All of them for a query that asks about the catalog itself.
+    All of them for a query that asks about the catalog itself. Lines that are a comment name nothing.
     """
-    words = set(re.findall(r"[a-z_]+", query.lower()))
+    words = set(re.findall(r"[a-z_]+", _COMMENT.sub("", query.lower())))
     if words & _CATALOG:
         return ordered_views()
     graph = _graph()
