@@ -222,11 +222,11 @@ class SegmentWriter:
             offset += len(message)
 
     def _go_ahead(self, end: int) -> None:
-        """Zeros up to `end` and beyond, within the bound of the segment."""
+        """Zeros from `end` on, within the bound of the segment."""
         upto = min(end + min(max(self._size, _LEAST_AHEAD), self._ahead), max(self._max_bytes & ~7, end))
         # A disk without room for them may still have room for the messages.
         with contextlib.suppress(OSError):
-            write_at(self._fd, bytes(upto - self._length), self._length)
+            write_at(self._fd, bytes(upto - end), end)
             self._length = upto
 
     def _disown(self, lengths: Sequence[int]) -> None:
