@@ -8,6 +8,7 @@ clock, and only what is opened is imported, since that is in the memory too.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import sqlite3
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -62,7 +63,15 @@ def _pyarrow(path: Path) -> Callable[[], Callable[[str], Iterable[Row]]]:
 def _rows(table: Any) -> list[Row]:
     table = table.combine_chunks()
     names, *arrays = (table.column(name).chunk(0) for name in _COLUMNS)
-    return [(name.as_py(), *(column[at].values.to_numpy() for column in arrays)) for at, name in enumerate(names)]  # pyright: ignore[reportReturnType] - three arrays
+    values = [_values(column, kind) for column, kind in zip(arrays, _TYPES, strict=True)]
+    return [(name, *(lists[at] for lists in values)) for at, name in enumerate(names.to_pylist())]  # pyright: ignore[reportReturnType] - three arrays
+
+
+def _values(column: Any, kind: type) -> list[Any]:
+    """Each list as an array, over its buffer: Arrow's own `to_numpy` imports pandas, which nobody here needs."""
+    flat = cast("Any", np.frombuffer(column.values.buffers()[1], kind))[column.values.offset :]
+    ends = column.offsets.to_pylist()
+    return [flat[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _digest(found: Sequence[Iterable[Row]]) -> str:

@@ -117,7 +117,8 @@ class Fetcher:
         flags: list[bool] = []
         for piece in pieces:
             flags += [each is not None for each in piece.found] if isinstance(piece, _Alone) else [True] * len(piece)
-        there = pa.array(flags, pa.bool_())
+        # Not `pa.array`, which imports pandas where it is installed: that takes longer than many a query.
+        there = pa.Array.from_buffers(pa.uint8(), len(flags), [None, pa.py_buffer(bytes(flags))]).cast(pa.bool_())
         if not all(flags):
             columns = [column.filter(there) for column in columns]
             pieces = [_Alone(list(filter(None, p.found))) if isinstance(p, _Alone) else p for p in pieces]

@@ -28,7 +28,7 @@ def run_query(
         if len(statements) != 1 or statements[0].type not in _READING:
             raise QueryError("a lake is read-only here: give one SELECT statement")
         con.execute(sql.read("guard/read_only"))
-        relation = con.sql(query, params=params)
+        relation = con.sql(statements[0], params=params)  # parsed already
     except duckdb.Error as error:
         raise QueryError(f"the query cannot run: {error}") from error
     # The stubs do not say so, but a statement without a result gives None.
