@@ -14,7 +14,8 @@ import pytest
 
 from tokenlake.errors import StorageFailed
 from tokenlake.ingest.importer import import_file
-from tokenlake.store import recover
+from tokenlake.store import index, recover
+from tokenlake.store import segment as segments_module
 from tokenlake.store import walk as walking
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter, segment_name
@@ -135,8 +136,12 @@ def test_of_one_append_a_loss_of_power_takes_any_pages(root: Path, segment: Path
     assert names(root) == [f"c{i}" for i in range(8)]
 
 
-def test_an_index_forgets_what_was_not_safe_when_the_power_went(root: Path, segment: Path, make_delta: Make) -> None:
+@pytest.mark.parametrize("looked_at", [1, 4 << 20])
+def test_an_index_forgets_what_was_not_safe_when_the_power_went(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch, looked_at: int
+) -> None:
     """The writer, in another process, never starts again, and its file is as long as it was."""
+    monkeypatch.setattr(index, "APPEND_MAX_BYTES", looked_at)
     writer = DeltaWriter(root, "w0")
     with OwnedLake.open(root) as lake:
         writer.stage(make_delta("kept"))
@@ -149,6 +154,19 @@ def test_an_index_forgets_what_was_not_safe_when_the_power_went(root: Path, segm
         assert lake.sql(CALLS).fetchall() == [("kept",)]
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
     writer.close()
+
+
+def test_an_append_is_no_larger_than_what_an_index_looks_at_again(
+    segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = encode_delta(make_delta("c0"))
+    monkeypatch.setattr(segments_module, "APPEND_MAX_BYTES", 2 * len(message) + 8)
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    make_directory(segment.parent)
+    placed = SegmentWriter(segment.parent, DELTA, ahead=1 << 20).append([(message, 4)] * 5)
+    assert len(placed) == 5
+    assert len(syncs) == 3
 
 
 def test_a_message_is_looked_for_again_when_a_later_one_was_written_meanwhile(

@@ -30,6 +30,7 @@ from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.planned import Planned
 from tokenlake.store.scan import scan_deltas
 from tokenlake.store.schema import PLACE
+from tokenlake.store.segment import APPEND_MAX_BYTES
 
 __all__ = ["TABLES", "Index", "layout"]
 
@@ -75,13 +76,13 @@ class Index:
         for name in (*TABLES, *_VIEWS):
             con.execute(sql.read(f"tables/{name}"))
         self._viewed: set[str] = set()
-        known = con.execute(sql.read("index/known_segments")).fetchall()
-        self._scanned: Scanned = {
-            (kind, writer, number): (scanned, ended, inode) for kind, writer, number, scanned, ended, inode in known
-        }
-        for segment, (scanned, ended, _) in self._scanned.items():
+        self._scanned: Scanned = {}
+        known = con.execute(sql.read("index/known_segments"), [APPEND_MAX_BYTES]).fetchall()
+        for kind, writer, number, scanned, ended, inode, checked in known:
+            segment = (kind, writer, number)
+            self._scanned[segment] = (scanned, ended, inode)
             # A segment that is written ahead does not become shorter when the power takes what was read of it.
-            if segment[0] == "deltas" and not ended and not still_there(self.maps, segment, scanned):
+            if kind == "deltas" and not ended and not still_there(self.maps, segment, checked, scanned):
                 self._scanned[segment] = (scanned, ended, _NO_INODE)
         self._stamps: dict[str, int] = {}
         self._compacted: dict[DeltaId, Place] = {}

@@ -139,14 +139,17 @@ def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[Delt
     return {key: place for place, key, _ in intake.change.placed()}
 
 
-def still_there(maps: SegmentMaps, segment: Segment, scanned: int) -> bool:
-    """Whether what was read of a segment of deltas is in it: a loss of power takes the last of an unsealed one."""
+def still_there(maps: SegmentMaps, segment: Segment, start: int, scanned: int) -> bool:
+    """Whether what was read of a segment of deltas from `start` on is in it.
+
+    A loss of power takes the last append of an unsealed one.
+    """
     mapped = maps.get(segment_path(segment))
     if mapped is None or mapped.schema is None:
         return False
     if has_footer(mapped.view):
         return True
-    found = walk_deltas(mapped, mapped.first, min(scanned, len(mapped.view)))
+    found = walk_deltas(mapped, max(start, mapped.first), min(scanned, len(mapped.view)))
     return found.scanned == scanned and not found.damaged
 
 

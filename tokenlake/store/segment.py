@@ -24,6 +24,7 @@ from tokenlake.store.footer import END_OF_STREAM, Block, Footer
 from tokenlake.store.walk import HEAD
 
 __all__ = [
+    "APPEND_MAX_BYTES",
     "FLOOR",
     "SEGMENT_MAX_BYTES",
     "SEGMENT_MAX_ELEMENTS",
@@ -39,6 +40,8 @@ __all__ = [
 
 SEGMENT_MAX_BYTES = 256 << 20
 SEGMENT_MAX_ELEMENTS = 2**31 - 1
+APPEND_MAX_BYTES = 4 << 20
+"""Of the messages that share a sync, unless it is one that is larger: a loss of power takes no more."""
 FLOOR = "floor"
 """A file beside segments: the lowest number that is free, written down before the segment of the highest is removed."""
 
@@ -148,7 +151,7 @@ class SegmentWriter:
             try:
                 self._ready(*messages[start])
                 size, elements = self._size, self._elements
-                while stop < len(messages) and (stop == start or self._fits(size, elements, messages[stop])):
+                while stop < len(messages) and (stop == start or self._joins(size, elements, messages[stop])):
                     size += len(messages[stop][0])
                     elements += messages[stop][1]
                     stop += 1
@@ -189,6 +192,10 @@ class SegmentWriter:
 
     def _fits(self, size: int, elements: int, message: Message) -> bool:
         return size + len(message[0]) <= self._max_bytes and elements + message[1] <= self._max_elements
+
+    def _joins(self, size: int, elements: int, message: Message) -> bool:
+        """Whether a message shares its sync with others that end at `size`."""
+        return self._fits(size, elements, message) and size + len(message[0]) <= self._size + APPEND_MAX_BYTES
 
     def _ready(self, data: bytes, elements: int) -> None:
         if self._fd >= 0 and self._blocks and not self._fits(self._size, self._elements, (data, elements)):
