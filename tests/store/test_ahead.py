@@ -323,3 +323,25 @@ def test_a_file_is_imported_again_after_a_loss_of_power(
     with OwnedLake.open(root) as lake:
         import_file(lake, file)
         assert lake.sql("SELECT kind FROM audit_findings WHERE severity = 'fault'").fetchall() == []
+
+
+def test_who_looks_on_takes_no_half_written_bytes_for_the_end(
+    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = DeltaWriter(root, "w0")
+    writer.stage(make_delta("c0"))
+    real = os.pwrite
+    with Lake(root) as lake:
+
+        def by_bytes(fd: int, data: Any, offset: int) -> int:
+            done = real(fd, data[: len(data) if len(data) > 8 else max(1, len(data) // 2)], offset)
+            lake.refresh()
+            return done
+
+        monkeypatch.setattr(os, "pwrite", by_bytes)
+        writer.stage(make_delta("c1"))
+        monkeypatch.undo()
+        writer.stage(make_delta("c2"))
+        lake.refresh()
+        assert lake.sql(CALLS).fetchall() == [("c0",), ("c1",), ("c2",)]
+        writer.close()

@@ -5,8 +5,9 @@ acknowledges nothing, and its file is never appended to again: the next append b
 vain is made unreadable.
 
 A segment may be written ahead: it ends with zeros, in whose place its next messages go. A sync of bytes that a file had
-before takes half as long as one that makes it longer. No byte of a message is ever written twice but the first eight,
-which are zero until all others are there: so who looks on finds a message whole or not at all.
+before takes half as long as one that makes it longer. No byte of a message is ever written twice but the first four,
+which are zero until all others are there: so who looks on finds a message whole or not at all. The length that follows
+is there before: without it, they would be the end of a stream for as long as it takes to write it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ APPEND_MAX_BYTES = 4 << 20
 FLOOR = "floor"
 """A file beside segments: the lowest number that is free, written down before the segment of the highest is removed."""
 
-_BLANK = bytes(8)
+_BLANK = bytes(4)
 """In place of the first bytes of a message, which does not begin as one then."""
 _LEAST_AHEAD = 1 << 16
 _log = logging.getLogger(__name__)
