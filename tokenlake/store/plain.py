@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,7 +63,8 @@ class Plain:
     ) -> None:
         self._layout = layout
         self._view = view
-        self._words = pa.Array.from_buffers(_LONG, len(view) // 8, [None, pa.py_buffer(view)])
+        self._buffer = pa.py_buffer(view)
+        self._words = pa.Array.from_buffers(_LONG, len(view) // 8, [None, self._buffer])
         """The segment, of which nothing is copied."""
         self._meta = pa.array(offsets, _LONG)
         self._body = pc.add(self._meta, layout.meta_size)
@@ -220,35 +220,43 @@ class Plain:
         if not self._heads:
             for number, shape in enumerate(self._kinds):
                 start = self._body if self._order is None else self._body.filter(pc.equal(self._which, number))
-                data = pa.py_buffer(b"".join(self._pieces(start, shape.size)))
+                _, data = self._gathered(start, pa.repeat(pa.scalar(shape.size, _LONG), len(start)))
                 self._heads.append(pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data]))
         return self._heads
 
     def _text(self, start: pa.Array, size: pa.Array, there: pa.Array | None) -> pa.Array:
         if there is not None and there.true_count == 0:
             return pa.nulls(len(start), pa.string())
-        data = b"".join(self._pieces(start, size))
+        offsets, data = self._gathered(start, size)
         if len(data) > _MAX_OFFSET:
             raise ValueError("too much text for one column")
         valid = None if there is None else there.buffers()[1]
-        made = pa.StringArray.from_buffers(len(start), _offsets(size, pa.int32()), pa.py_buffer(data), valid)
-        if not data.isascii():
+        made = pa.StringArray.from_buffers(len(start), offsets.cast(pa.int32()).buffers()[1], data, valid)
+        if not data.to_pybytes().isascii():
             made.validate(full=True)
         return made
 
     def _list(self, tail: Tail, start: pa.Array, size: pa.Array, kind: pa.DataType) -> pa.Array:
-        data = b"".join(self._pieces(start, size))
+        offsets, data = self._gathered(start, size)
         total = len(data) // tail.width
         # DuckDB takes 64-bit offsets as well: no chunk of any size overflows.
         large = total > _MAX_OFFSET
-        elements = pa.Array.from_buffers(kind.value_type, total, [None, pa.py_buffer(data)])
-        offsets = _offsets(pc.divide(size, tail.width), _LONG if large else pa.int32())
+        elements = pa.Array.from_buffers(kind.value_type, total, [None, data])
+        ends = pc.divide(offsets, tail.width).cast(_LONG if large else pa.int32())
         shape = pa.large_list(kind.value_type) if large else kind
-        return pa.Array.from_buffers(shape, len(start), [None, offsets], 0, children=[elements])
+        return pa.Array.from_buffers(shape, len(start), [None, ends.buffers()[1]], 0, children=[elements])
 
-    def _pieces(self, start: pa.Array, size: pa.Array | int) -> Any:
-        ends = pc.add(start, size).to_pylist()
-        return map(self._view.__getitem__, map(slice, start.to_pylist(), ends))
+    def _gathered(self, start: pa.Array, size: pa.Array) -> tuple[pa.Array, pa.Buffer]:
+        """The bytes at these positions, copied together, and where there the bytes of each begin and the last end."""
+        count = len(start)
+        order, pieces = _alternating(count)
+        ends = pa.concat_arrays([start, pc.add(start, size)]).take(order)
+        # Every other value is what lies between two pieces, which nobody looks at: it may even have less than no bytes.
+        both = pa.Array.from_buffers(pa.large_binary(), 2 * count - 1, [None, ends.buffers()[1], self._buffer])
+        taken = both.take(pieces)
+        _, offsets, data = taken.buffers()
+        first = pa.Array.from_buffers(_LONG, count + 1, [None, offsets])
+        return first, pa.py_buffer(b"") if data is None else data.slice(0, first[-1].as_py())
 
 
 def _values(leaf: Leaf, raw: pa.Array, size: int) -> pa.Array:
@@ -267,6 +275,8 @@ def _all(flags: pa.Array) -> bool:
     return pc.all(flags).as_py()
 
 
-def _offsets(counts: pa.Array, kind: pa.DataType) -> pa.Buffer:
-    ends = pa.array([0, *accumulate(counts.to_pylist())], kind)
-    return ends.buffers()[1]
+@lru_cache(maxsize=4)
+def _alternating(count: int) -> tuple[pa.Array, pa.Array]:
+    """Where the begins and the ends of pieces are, one after the other, and which of what they cut are the pieces."""
+    order = pa.array([at for number in range(count) for at in (number, count + number)], _LONG)
+    return order, pa.array(range(0, 2 * count, 2), _LONG)
