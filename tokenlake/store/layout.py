@@ -185,11 +185,15 @@ class Layout:
     def shapes_at(self, view: memoryview, offsets: Sequence[int]) -> list[Shape] | None:
         """The shapes of messages whose metadata is there whole; None: one of them is not one that `assemble` wrote."""
         shapes: list[Shape] = []
+        size, fixed, latest = self.meta_size, self._fixed, self._latest
         for start in offsets:
-            shape = self._shape_of(bytes(view[start : start + self.meta_size]))
-            if shape is None:
-                return None
-            shapes.append(shape)
+            meta = view[start : start + size].tobytes()
+            # What `_shape_of` looks at first, without a call for each message.
+            if latest is None or latest.fixed != fixed(meta):
+                latest = self._shape_of(meta)
+                if latest is None:
+                    return None
+            shapes.append(latest)
         return shapes
 
     def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, int] | None:

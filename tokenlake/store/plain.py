@@ -38,7 +38,7 @@ def read_plain(
 
     `shapes`: where they are known. No column has been looked at yet: see `Plain.readable`.
     """
-    if any(offset % 8 for offset in offsets) or min(lengths) < layout.meta_size:
+    if min(lengths) < layout.meta_size:
         return None
     found = layout.shapes_at(view, offsets) if shapes is None else shapes
     if found is None or len(set(map(id, found))) > _MAX_SHAPES:
@@ -69,10 +69,11 @@ class Plain:
         self._meta = pa.array(offsets, _LONG)
         self._body = pc.add(self._meta, layout.meta_size)
         self._room = pc.subtract(pa.array(lengths, _LONG), layout.meta_size)
-        kinds = {id(shape): shape for shape in shapes}
+        keys = list(map(id, shapes))
+        kinds = dict(zip(keys, shapes, strict=True))
         self._kinds = list(kinds.values())
         numbers = {key: number for number, key in enumerate(kinds)}
-        self._which = pa.array([numbers[id(shape)] for shape in shapes], pa.int32())
+        self._which = pa.array([numbers[key] for key in keys], pa.int32())
         self._columns: dict[str, pa.Array] = {}
         self._heads: list[pa.Array] = []
         self._order = pc.sort_indices(pc.sort_indices(self._which)) if len(kinds) > 1 else None
@@ -84,7 +85,9 @@ class Plain:
         return len(self._meta)
 
     def sound(self) -> bool:
-        """Find the tails; False where one is not where `assemble` puts it."""
+        """Find the tails; False where one is not where `assemble` puts it, or a message is not."""
+        if not _all(pc.equal(pc.bit_wise_and(self._meta, 7), 0)):
+            return False
         position = pa.array([shape.size for shape in self._kinds], _LONG).take(self._which)
         numbers = iter(self._numbers())
         flags: list[pa.Array] = []
