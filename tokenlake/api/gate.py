@@ -97,18 +97,23 @@ class Gate:
         return found
 
     async def call(self, flight: Flight, *, sdk_retry: bool) -> Answer:
-        """Answer an admitted call; joins or repeats the same call where the request says it is one."""
+        """Answer an admitted call; joins or repeats the same call where the request says it is one.
+
+        Asked in a task that is its own and that nobody cancels: staging and committing are never cut short.
+        """
         known = await self._repeated(flight, sdk_retry=sdk_retry)
         if known is not None:
             return known
         if self.admit(flight.attempt.rollout_id, flight.attempt.attempt) is not flight.attempt:
             raise Conflict(f"rollout {flight.attempt.rollout_id} was closed")
         self._recorder.check_space()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a call runs in a task")
         flight.attempt.inflight |= {flight.call_id}
-        task = asyncio.create_task(self._run(flight))
         self._flights[flight] = task
         task.add_done_callback(lambda _: self._landed(flight))
-        return await asyncio.shield(task)
+        return await self._run(flight)
 
     async def plain(self, request: ModelRequest, sink: Sink | None) -> Answer:
         """A call outside every rollout: nothing of it is kept."""

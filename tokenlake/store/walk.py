@@ -69,7 +69,7 @@ def read_batch(data: memoryview, schema: pa.Schema) -> pa.RecordBatch | None:
 def has_hole(data: memoryview, start: int, stop: int) -> bool:
     """Whether some sector of a stretch was never written, as a loss of power leaves it: then its record is torn.
 
-    Or the first 4 bytes of a message were not, and they alone: they are written last and may be lost without the others.
+    Or the first 4 bytes of a message were not, and they alone: they are written last and may be lost without others.
     """
     if not any(data[start : start + 4]) and any(data[start + 4 : start + 8]):
         return True

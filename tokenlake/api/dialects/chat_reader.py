@@ -23,6 +23,8 @@ __all__ = ["ChatReader"]
 
 _PLAIN = 2
 """Fields of a message that has a role and a content and nothing else."""
+_SERVED = frozenset({"role", "content", "refusal", "ng_call_id"})
+"""Fields of an answer without tool calls as this service gives it."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -65,11 +67,16 @@ class ChatReader:
             return None
         fields = cast("dict[str, Any]", message)
         role, text = fields.get("role"), fields.get("content")
-        if len(fields) != _PLAIN or not isinstance(text, str) or not text or not text.isascii():
+        if not isinstance(text, str) or not text or not text.isascii():
             return None
-        if role == "user":
+        marker = fields.get("ng_call_id")
+        if len(fields) != _PLAIN:
+            served = fields.keys() == _SERVED and fields["refusal"] is None and role == "assistant"
+            if not served or not isinstance(marker, str) or not marker.isascii():
+                return None
+        elif role == "user":
             return Turn(role="user", parts=(text,))
-        return self._make.assistant((text,), None, ()) if role == "assistant" else None
+        return self._make.assistant((text,), None, (), marker=marker or None) if role == "assistant" else None
 
     def _assistant(self, fields: Mapping[str, Any], parts: tuple[str, ...], name: str | None, where: str) -> Turn:
         for key in ("audio", "function_call"):
