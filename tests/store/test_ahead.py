@@ -345,3 +345,25 @@ def test_who_looks_on_takes_no_half_written_bytes_for_the_end(
         lake.refresh()
         assert lake.sql(CALLS).fetchall() == [("c0",), ("c1",), ("c2",)]
         writer.close()
+
+
+def test_no_number_is_given_twice_when_an_early_segment_is_compacted_last(root: Path, make_delta: Make) -> None:
+    """One that took no record, or that could not be sealed: those behind it are gone by then."""
+    writer = DeltaWriter(root, "w0")
+    for name in ("c0", "c1"):
+        writer.stage(make_delta(name))
+        writer.roll()
+    writer.close()
+    early, late = (root / f"deltas/w0/{number:06d}.arrow" for number in range(2))
+    early.rename(root / "aside")
+    with OwnedLake.open(root) as lake:
+        assert lake.compact().records == 1
+        assert not late.exists()
+        (root / "aside").rename(early)
+        assert lake.compact().replaced > 0
+        assert not early.exists()
+    writer = DeltaWriter(root, "w0")
+    assert writer.stage(make_delta("c2")).segment == 2
+    writer.close()
+    with OwnedLake.open(root):
+        assert names(root) == ["c0", "c1", "c2"]

@@ -252,7 +252,7 @@ class Compactor:
             removed = True
             try:
                 if going[-1] == present[-1]:
-                    write_durable(directory / FLOOR, str(going[-1] + 1).encode())
+                    write_durable(directory / FLOOR, str(next_number(directory)).encode())
                 for segment in going:
                     (directory / f"{segment:06d}.arrow").unlink()
                 sync_directory(directory)
