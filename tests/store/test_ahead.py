@@ -14,7 +14,7 @@ import pytest
 
 from tokenlake.errors import StorageFailed
 from tokenlake.ingest.importer import import_file
-from tokenlake.store import index, recover
+from tokenlake.store import index, mounts, recover
 from tokenlake.store import segment as segments_module
 from tokenlake.store import walk as walking
 from tokenlake.store.delta import Delta, Place
@@ -367,3 +367,24 @@ def test_no_number_is_given_twice_when_an_early_segment_is_compacted_last(root: 
     writer.close()
     with OwnedLake.open(root):
         assert names(root) == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize(("kind", "local"), [("ext4", True), ("nfs4", False), ("fuse.sshfs", False)])
+def test_only_a_file_system_of_this_machine_alone_is_written_ahead(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch, kind: str, local: bool
+) -> None:
+    device = root.stat().st_dev
+    listed = root / "mountinfo"
+    lines = [
+        "22 1 0:999 / / rw - ext4 /dev/vda rw",
+        f"36 22 {os.major(device)}:{os.minor(device)} / /lake rw,noatime master:1 shared:7 - {kind} host:/lake rw",
+    ]
+    listed.write_text("\n".join(lines))
+    monkeypatch.setattr(mounts, "_MOUNTS", listed)
+    writer = DeltaWriter(root, "w0")
+    place = writer.stage(make_delta("c0"))
+    assert (segment.stat().st_size > place.byte_offset + place.byte_length) is local
+    writer.close()
+    listed.unlink()
+    assert not mounts.is_local(root)
+    assert names(root) == ["c0"]

@@ -22,6 +22,7 @@ from tokenlake.store.delta import Delta, Place, same_content
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.mounts import is_local
 from tokenlake.store.records import DeltaKey, delta_at, delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import DELTA
@@ -133,8 +134,9 @@ class DeltaWriter:
         if remember is None:
             self._load(name)
             self._learn_moved()
+        ahead = _AHEAD if is_local(directory) else 0
         self._segments = SegmentWriter(
-            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements, ahead=_AHEAD
+            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements, ahead=ahead
         )
         self._commit: GroupCommit[list[_Wanted], list[_Wanted]] = GroupCommit(self._flush)
         self._turn = threading.Lock()
