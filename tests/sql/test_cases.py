@@ -14,6 +14,7 @@ import pytest
 
 from tests.sql.records import connect, read_relations
 from tokenlake import sql
+from tokenlake.store.schema import EVENT_TYPES
 from tokenlake.store.views import ordered_views
 
 HERE = Path(__file__).parent
@@ -42,6 +43,11 @@ def test_a_view_says_what_its_case_expects(folder: Path) -> None:
     columns = list(wanted[0]) if wanted else names
     found = [{name: row[name] for name in columns} for row in found]
     assert sorted(map(key, found)) == sorted(map(key, wanted))
+
+
+def test_no_other_event_lies_in_the_range_of_the_events_of_groups() -> None:
+    between = {name for name in EVENT_TYPES if "group_dropped" <= name <= "group_registered"}
+    assert between == {"group_registered", "group_published", "group_dropped"}
 
 
 def test_every_view_has_a_case() -> None:

@@ -7,7 +7,7 @@ WITH open_groups AS (
         tl_group,
         min(event_seq) AS first_seq
     FROM tl_events
-    WHERE event_type IN ('group_registered', 'group_published', 'group_dropped')
+    WHERE event_type BETWEEN 'group_dropped' AND 'group_registered' -- as in group_records
     GROUP BY tl_group
     HAVING bool_and(event_type = 'group_registered')
 ),

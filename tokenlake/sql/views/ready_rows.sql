@@ -12,7 +12,8 @@ WITH folded AS (
             { 'event_type': event_type, 'segment': segment }, row(lineage.at, event_writer, event_seq)
         ) FILTER (event_type <> 'group_registered') AS closing
     FROM lineage
-    WHERE event_type IN ('group_registered', 'group_published', 'group_dropped') AND group_id IS NOT NULL
+    -- No other event lies between: a scan looks at a range while it reads, and at a list of names only afterwards.
+    WHERE event_type BETWEEN 'group_dropped' AND 'group_registered' AND group_id IS NOT NULL
     GROUP BY group_id
 ),
 
