@@ -215,3 +215,33 @@ def test_a_message_in_a_conversation_reads_as_it_does_alone(role: str, content: 
     for more in ({}, {"name": "n"}, {"refusal": None}):
         message = {"role": role, "content": content, **more}
         assert reader.conversation([message]).turns == (reader.turn(message),)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"refusal": None},
+        {"refusal": None, "ng_call_id": "c"},
+        {"ng_call_id": "c"},
+        {"ng_call_id": ""},
+        {"ng_call_id": None},
+        {"refusal": "no"},
+        {"name": "n"},
+        {"tool_calls": []},
+        {"reasoning": "r"},
+        {"content": "\u00e9"},
+        {"content": ""},
+    ],
+    ids=str,
+)
+def test_a_message_is_read_alike_in_one_step_and_field_by_field(role: str, more: dict[str, Any]) -> None:
+    message = {"role": role, "content": "said", **more}
+    assert READER.conversation([message]).turns == (READER.turn(message),)
+
+
+@pytest.mark.parametrize("marker", [1, True, [], "\ud800"])
+def test_a_marker_that_is_no_text_is_refused(marker: Any) -> None:
+    with pytest.raises(InvalidInput):
+        READER.conversation([{"role": "assistant", "content": "said", "ng_call_id": marker}])

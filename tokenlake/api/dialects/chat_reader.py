@@ -69,14 +69,14 @@ class ChatReader:
         role, text = fields.get("role"), fields.get("content")
         if not isinstance(text, str) or not text or not text.isascii():
             return None
-        marker = fields.get("ng_call_id")
-        if len(fields) != _PLAIN:
-            served = fields.keys() == _SERVED and fields["refusal"] is None and role == "assistant"
-            if not served or not isinstance(marker, str) or not marker.isascii():
-                return None
-        elif role == "user":
+        if role == "user" and len(fields) == _PLAIN:
             return Turn(role="user", parts=(text,))
-        return self._make.assistant((text,), None, (), marker=marker or None) if role == "assistant" else None
+        marker = fields.get("ng_call_id")
+        if role != "assistant" or not fields.keys() <= _SERVED or fields.get("refusal") is not None:
+            return None
+        if marker is None or (isinstance(marker, str) and marker.isascii()):
+            return self._make.assistant((text,), None, (), marker=marker or None)
+        return None
 
     def _assistant(self, fields: Mapping[str, Any], parts: tuple[str, ...], name: str | None, where: str) -> Turn:
         for key in ("audio", "function_call"):
