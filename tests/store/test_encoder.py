@@ -2,7 +2,7 @@
 
 import math
 import struct
-from itertools import accumulate
+from itertools import accumulate, permutations
 from typing import Any
 
 import pyarrow as pa
@@ -174,6 +174,15 @@ def test_many_deltas_read_at_once_are_those_read_one_by_one(given_deltas: list[D
     assert (plain is not None) == all(d.logprobs is not None and not d.logprob_nulls for d in given_deltas)
     if plain is not None:
         assert differing(plain, data, places) == set()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_many_deltas_are_read_in_any_order(make_delta: Any, order: tuple[int, ...]) -> None:
+    data, places = segment_of([make_delta(f"c{i}", n=4 + i, extras='{"a":1}') for i in range(3)])
+    wanted = [places[at] for at in order]
+    plain = at_once(data, wanted)
+    assert plain is not None
+    assert differing(plain, data, wanted) == set()
 
 
 def test_a_changed_byte_anywhere_reads_at_once_as_it_reads_alone(make_delta: Any) -> None:

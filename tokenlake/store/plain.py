@@ -253,9 +253,10 @@ class Plain:
         """The bytes at these positions, copied together, and where there the bytes of each begin and the last end."""
         count = len(start)
         order, pieces = _alternating(count)
-        ends = pa.concat_arrays([start, pc.add(start, size)]).take(order)
-        # Every other value is what lies between two pieces, which nobody looks at: it may even have less than no bytes.
-        both = pa.Array.from_buffers(pa.large_binary(), 2 * count - 1, [None, ends.buffers()[1], self._buffer])
+        last = pa.array([len(self._view)], _LONG)
+        ends = pa.concat_arrays([start, pc.add(start, size), last]).take(order)
+        # Every other value is what lies behind a piece, which nobody looks at: it may even have less than no bytes.
+        both = pa.Array.from_buffers(pa.large_binary(), 2 * count, [None, ends.buffers()[1], self._buffer])
         taken = both.take(pieces)
         _, offsets, data = taken.buffers()
         first = pa.Array.from_buffers(_LONG, count + 1, [None, offsets])
@@ -281,5 +282,5 @@ def _all(flags: pa.Array) -> bool:
 @lru_cache(maxsize=4)
 def _alternating(count: int) -> tuple[pa.Array, pa.Array]:
     """Where the begins and the ends of pieces are, one after the other, and which of what they cut are the pieces."""
-    order = pa.array([at for number in range(count) for at in (number, count + number)], _LONG)
+    order = pa.array([*(at for number in range(count) for at in (number, count + number)), 2 * count], _LONG)
     return order, pa.array(range(0, 2 * count, 2), _LONG)
