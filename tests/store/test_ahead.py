@@ -152,6 +152,7 @@ def test_an_index_forgets_what_was_not_safe_when_the_power_went(
     os.close(fd)
     with OwnedLake.open(root) as lake:
         assert lake.sql(CALLS).fetchall() == [("kept",)]
+        assert lake.find_delta("g0_g0", 0, "lost") is None
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
     writer.close()
 

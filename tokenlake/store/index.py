@@ -40,6 +40,7 @@ _VIEWS = ("lineage", "deltas", "rows", "lake_findings")
 _GROUP = ("index/group_events", "index/group_places", "index/group_rows")
 _FORGET = {"lineage": "index/forget_events", "deltas": "index/forget_places", "rows": "index/forget_rows"}
 _NO_INODE = 0
+"""Of no file: what was read under it is read again."""
 _ROW_PLACES = pa.schema(
     [
         *PLACE,
