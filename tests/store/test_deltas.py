@@ -83,6 +83,21 @@ def test_the_same_key_with_other_content_is_a_conflict(root: Path, make_delta: M
     assert calls(root) == ["c0", "c0"]
 
 
+def test_records_that_are_staged_together_share_a_sync(
+    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = DeltaWriter(root, "w0")
+    writer.stage(make_delta("c0"))
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    places = writer.stage_each([make_delta(f"c{i}") for i in range(1, 4)])
+    assert all(isinstance(place, Place) for place in places)
+    assert len(syncs) == 1
+    monkeypatch.undo()
+    writer.close()
+    assert calls(root) == ["c0", "c1", "c2", "c3"]
+
+
 def test_a_damaged_record_is_staged_again(root: Path, make_delta: Make) -> None:
     writer = DeltaWriter(root, "w0")
     place = writer.stage(make_delta("c0", n=8))
