@@ -24,6 +24,7 @@ from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import has_footer
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lineage import LineageLog, lineage_loss
 from tokenlake.store.reader import Lake
 from tokenlake.store.records import delta_keys
 from tokenlake.store.schema import DELTA
@@ -31,6 +32,7 @@ from tokenlake.store.segment import SegmentWriter, make_directory
 from tokenlake.store.walk import file_schema, walk
 
 Make = Callable[..., Delta]
+EVENTS = "SELECT detail FROM lineage WHERE event_type = 'policy_set' ORDER BY event_seq"
 CALLS = "SELECT call_id FROM deltas ORDER BY call_id"
 PAGE = 4096
 
@@ -389,3 +391,70 @@ def test_only_a_file_system_of_this_machine_alone_is_written_ahead(
     listed.unlink()
     assert not mounts.is_local(root)
     assert names(root) == ["c0"]
+
+
+def log_of(root: Path) -> Path:
+    return root / "lineage/gate/000000.arrow"
+
+
+def test_events_take_the_place_of_zeros_and_those_of_one_append_are_one_message(root: Path) -> None:
+    log_of(root).unlink()
+    log_of(root).with_name("head.json").unlink()
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="0")
+    before = log_of(root).read_bytes()
+    many = [[{"event_type": "policy_set", "detail": f"{k} {i}"} for i in range(k)] for k in range(1, 4)]
+    outcomes = log.append_each(many)
+    after = log_of(root).read_bytes()
+    assert len(after) == len(before)
+    assert [[event["detail"] for event in outcome] for outcome in outcomes if isinstance(outcome, list)] == [
+        [event["detail"] for event in batch] for batch in many
+    ]
+    batches = ipc.open_stream(pa.py_buffer(after[8:])).read_all().to_batches()
+    assert [len(batch) for batch in batches] == [1, 6]
+    log.close()
+    assert ipc.open_file(log_of(root)).read_all().num_rows == 7
+    assert lineage_loss(root) == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_events_written_together_a_loss_of_power_leaves_all_or_none(root: Path, seed: int) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="kept")
+    path = sorted(root.glob("lineage/gate/*.arrow"))[-1]
+    durable = path.read_bytes()
+    log.append_each([[{"event_type": "policy_set", "detail": f"{k} " + "x" * 300 * seed}] for k in range(9)])
+    written = path.read_bytes()
+    log._lock.release()
+    pages = random.Random(seed)
+    left = [pages.choice((durable, written))[at : at + PAGE] for at in range(0, len(written), PAGE)]
+    path.write_bytes(b"".join(left))
+
+    with Lake(root) as lake:
+        seen = lake.sql(EVENTS).fetchall()
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+    assert seen[0] == ("kept",)
+    assert len(seen) in (1, 10)
+    assert lineage_loss(root) == []
+    with OwnedLake.open(root) as owner:
+        owner.lineage.append("policy_set", detail="next")
+        assert owner.sql(EVENTS).fetchall() == [*seen, ("next",)]
+        assert owner.sql("SELECT * FROM lake_findings").fetchall() == []
+    assert lineage_loss(root) == []
+
+
+def test_an_index_forgets_an_event_that_was_not_safe_when_the_power_went(root: Path) -> None:
+    """Of a log that nobody opens again: a reader starts from what another one knew."""
+    other = LineageLog(root, "other")
+    with OwnedLake.open(root) as lake:
+        other.append("policy_set", detail="kept")
+        path = root / "lineage/other/000000.arrow"
+        durable = path.read_bytes()
+        other.append("policy_set", detail="lost")
+        assert lake.sql(EVENTS).fetchall() == [("kept",), ("lost",)]
+    with path.open("r+b") as file:
+        file.write(durable)
+    with OwnedLake.open(root) as lake:
+        assert lake.sql(EVENTS).fetchall() == [("kept",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+    other.close()

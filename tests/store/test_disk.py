@@ -144,13 +144,13 @@ def test_the_index_forgets_what_the_disk_never_got(tmp_path: Path, make_delta: M
         writer.stage(make_delta("kept"))
         for _ in range(before):
             lake.lineage.append("policy_set", detail="kept")
-        sizes = {path: path.stat().st_size for path in root.glob("lineage/*/*.arrow")}
+        _, size = lake.lineage._segments.position
         lost = writer.stage(make_delta("lost"))
         lake.lineage.append("policy_set", detail="lost")
         lake.refresh()
         shutil.copytree(root, copy)
-    for path, size in sizes.items():
-        os.truncate(copy / path.relative_to(root), size)
+    (log,) = copy.glob("lineage/*/*.arrow")
+    log.write_bytes(log.read_bytes()[:size])
     with (copy / segment_name(lost)).open("r+b") as deltas:
         deltas.seek(lost.byte_offset)
         deltas.write(bytes(lost.byte_length))

@@ -149,9 +149,12 @@ class LakeMachine(RuleBasedStateMachine):
         shutil.copytree(self.path, after)
         for folder in (*after.glob("deltas/w*"), after / "lineage/gate"):
             for path in sorted(folder.glob("*.arrow"))[-1:]:
-                if not path.read_bytes().endswith(b"ARROW1"):
-                    with path.open("ab") as file:
-                        file.write(path.read_bytes()[-600:][:torn])
+                data = path.read_bytes()
+                if not data.endswith(b"ARROW1"):
+                    end = -(-len(data.rstrip(bytes(1))) // 8) * 8
+                    with path.open("r+b") as file:
+                        file.seek(end)
+                        file.write(data[max(0, end - 600) : end][:torn])
         if not index:
             (after / "index.duckdb").unlink()
             (after / "index.duckdb.wal").unlink(missing_ok=True)

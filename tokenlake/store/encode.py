@@ -174,7 +174,14 @@ def encode_events(events: Sequence[Mapping[str, Any]]) -> bytes:
     if len(events) == 1:
         return encode_event(events[0])
     try:
-        batch = pa.RecordBatch.from_pylist([dict(event) for event in events], schema=LINEAGE)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        columns = [_column(field, [event.get(field.name) for event in events]) for field in LINEAGE]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
         raise InvalidInput(f"a lineage event holds a value that its column cannot: {error}") from error
-    return batch.serialize().to_pybytes()
+    return pa.RecordBatch.from_arrays(columns, schema=LINEAGE).serialize().to_pybytes()
+
+
+def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    absent = values.count(None)
+    if absent and not field.nullable:
+        raise TypeError(f"{field.name} is missing")
+    return pa.nulls(absent, field.type) if absent == len(values) else pa.array(values, field.type)

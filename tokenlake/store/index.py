@@ -83,7 +83,7 @@ class Index:
             segment = (kind, writer, number)
             self._scanned[segment] = (scanned, ended, inode)
             # A segment that is written ahead does not become shorter when the power takes what was read of it.
-            if kind == "deltas" and not ended and not still_there(self.maps, segment, checked, scanned):
+            if kind != "rows" and not ended and not still_there(self.maps, segment, checked, scanned):
                 self._scanned[segment] = (scanned, ended, _NO_INODE)
         self._stamps: dict[str, int] = {}
         self._compacted: dict[DeltaId, Place] = {}

@@ -28,6 +28,7 @@ from tokenlake.store.placed import placed, walk_deltas
 from tokenlake.store.records import conform, row_keys
 from tokenlake.store.schema import LINEAGE, PLACE, SCHEMA_VERSION
 from tokenlake.store.segment import segment_numbers
+from tokenlake.store.torn import without_torn
 from tokenlake.store.walk import Walk, has_hole, read_batch, walk
 
 __all__ = [
@@ -140,7 +141,7 @@ def compacted_places(root: Path, maps: SegmentMaps, known: Scanned) -> dict[Delt
 
 
 def still_there(maps: SegmentMaps, segment: Segment, start: int, scanned: int) -> bool:
-    """Whether what was read of a segment of deltas from `start` on is in it.
+    """Whether what was read of a segment of deltas or events from `start` on is in it.
 
     A loss of power takes the last append of an unsealed one.
     """
@@ -149,7 +150,11 @@ def still_there(maps: SegmentMaps, segment: Segment, start: int, scanned: int) -
         return False
     if has_footer(mapped.view):
         return True
-    found = walk_deltas(mapped, max(start, mapped.first), min(scanned, len(mapped.view)))
+    stretch = max(start, mapped.first), min(scanned, len(mapped.view))
+    if segment[0] == "deltas":
+        found = walk_deltas(mapped, *stretch)
+    else:
+        found = without_torn(mapped, walk(mapped.view, *stretch, EVENT_LAYOUT.prefix, lambda _, __: True))
     return found.scanned == scanned and not found.damaged
 
 
@@ -301,7 +306,7 @@ def _list(column: pa.Array) -> list[Any]:
 
 
 def _events(mapped: Mapped, start: int, end: int) -> Walk[Any]:
-    return walk(mapped.view, start, end, EVENT_LAYOUT.prefix, partial(_event, mapped))
+    return without_torn(mapped, walk(mapped.view, start, end, EVENT_LAYOUT.prefix, partial(_event, mapped)))
 
 
 def _rows(mapped: Mapped, start: int, end: int) -> Walk[Any]:

@@ -25,11 +25,11 @@ from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import blocks_of
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.mounts import is_local
 from tokenlake.store.records import event_rows
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
 from tokenlake.store.segment import (
-    Message,
     SegmentWriter,
     make_directory,
     segment_numbers,
@@ -37,6 +37,7 @@ from tokenlake.store.segment import (
     write_all,
 )
 from tokenlake.store.space import FreeSpace
+from tokenlake.store.torn import sound, without_torn
 from tokenlake.store.walk import walk
 
 __all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "lineage_loss", "read_events"]
@@ -44,9 +45,9 @@ __all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "lineage_loss", "read_events"]
 LINEAGE_MAX_BYTES = 16 << 20
 """Of a segment: a kill leaves one that was not sealed, which the index takes in anew, in about a second."""
 
+_AHEAD = 1 << 20
 _Events = list[dict[str, Any]]
 _Outcome = _Events | TokenlakeError
-_HASHES = ("prev_hash", "event_hash")
 
 
 def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Iterator[dict[str, Any]]:
@@ -64,7 +65,7 @@ def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Ite
         found = walk(
             view, mapped.first, len(view), EVENT_LAYOUT.prefix, lambda a, b, v=view, s=schema: event_rows(v, a, b, s)
         )
-        for _, _, _, events in found.found:
+        for _, _, _, events in without_torn(mapped, found).found:
             for event in events:
                 check_event_version(event["schema_version"], name)
                 if end is None or event["event_seq"] < end:
@@ -105,15 +106,6 @@ def _last_event(root: Path, writer: str) -> dict[str, Any] | None:
                 check_event_version(events[-1]["schema_version"], name)
                 return events[-1]
     return None
-
-
-def _sound(events: _Events) -> bool:
-    """Whether each event has the hash of its content; what a newer version wrote is not for us to judge."""
-    return all(
-        event["schema_version"] > SCHEMA_VERSION
-        or event["event_hash"] == event_hash(event["prev_hash"], {k: v for k, v in event.items() if k not in _HASHES})
-        for event in events
-    )
 
 
 def check_event_version(version: int, name: str) -> None:
@@ -187,12 +179,13 @@ class LineageLog:
         make_directory(self._directory)
         self._lock = DirectoryLock(self._directory / "writer.lock", self._what)
         try:
-            recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows, _sound)
+            recover_directory(self._directory, LINEAGE, EVENT_LAYOUT.prefix, event_rows, sound)
             self._end = self._last()
         except (TokenlakeError, OSError):
             self._lock.release()
             raise
-        self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
+        ahead = _AHEAD if is_local(self._directory) else 0
+        self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes, ahead=ahead)
         self._commit: GroupCommit[list[_Outcome], list[_Outcome]] = GroupCommit(self._flush)
         self._opening = None if opening is None else event_columns(opening)
         self._closed = False
@@ -317,36 +310,40 @@ class LineageLog:
             ticket.result = list(islice(given, len(ticket.item)))
 
     def _write(self, batches: list[_Outcome]) -> list[_Outcome]:
-        """What becomes of each batch; one that is refused takes no part."""
-        seq, at, head = self._end
-        outcomes: list[_Outcome] = []
-        messages: list[Message] = []
-        heads: list[tuple[int, int, bytes]] = []
-        for batch in batches:
-            outcomes.append(batch)
-            if isinstance(batch, TokenlakeError) or not batch:
-                continue
-            try:
-                outcomes[-1], after = self._chain(batch, seq, at, head)
-                messages.append((encode_events(outcomes[-1]), 0))
-            except TokenlakeError as error:
-                outcomes[-1] = error
-                continue
-            seq, at, head = after
-            heads.append(after)
-        written = zip(heads, self._segments.append(messages), strict=True)
-        for place, outcome in enumerate(outcomes):
-            if isinstance(outcome, TokenlakeError) or not outcome:
-                continue
-            after, done = next(written)
-            if isinstance(done, StorageFailed):
-                outcomes[place] = done
-            else:
-                self._end = after
-        return outcomes
+        """What becomes of each batch; one that is refused takes no part.
 
-    def _chain(self, given: _Events, seq: int, at: int, head: bytes) -> tuple[_Events, tuple[int, int, bytes]]:
+        All others are one message, of which a loss of power leaves the whole or nothing that counts.
+        """
+        given = [event for batch in batches if isinstance(batch, list) for event in batch]
+        if not given:
+            return batches
+        try:
+            events, after = self._chain(given)
+            message = encode_events(events)
+        except InvalidInput as error:
+            if len(batches) == 1:
+                return [error]
+            sound = [self._refusal(batch) or batch for batch in batches]
+            return self._write(sound) if sound != batches else [self._write([batch])[0] for batch in batches]
+        (done,) = self._segments.append([(message, 0)])
+        if isinstance(done, StorageFailed):
+            return [done if batch and isinstance(batch, list) else batch for batch in batches]
+        self._end = after
+        written = iter(events)
+        return [list(islice(written, len(batch))) if isinstance(batch, list) else batch for batch in batches]
+
+    def _refusal(self, batch: _Outcome) -> InvalidInput | None:
+        """Why a batch cannot be written."""
+        try:
+            if isinstance(batch, list) and batch:
+                encode_events(self._chain(batch)[0])
+        except InvalidInput as error:
+            return error
+        return None
+
+    def _chain(self, given: _Events) -> tuple[_Events, tuple[int, int, bytes]]:
         """Fill in what the log itself knows."""
+        seq, at, head = self._end
         events: _Events = []
         for columns in given:
             seq += 1
