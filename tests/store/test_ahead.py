@@ -398,8 +398,6 @@ def log_of(root: Path) -> Path:
 
 
 def test_events_take_the_place_of_zeros_and_those_of_one_append_are_one_message(root: Path) -> None:
-    log_of(root).unlink()
-    log_of(root).with_name("head.json").unlink()
     log = LineageLog(root, "gate")
     log.append("policy_set", detail="0")
     before = log_of(root).read_bytes()
