@@ -419,7 +419,7 @@ def test_events_take_the_place_of_zeros_and_those_of_one_append_are_one_message(
 def test_of_events_written_together_a_loss_of_power_leaves_all_or_none(root: Path, seed: int) -> None:
     log = LineageLog(root, "gate")
     log.append("policy_set", detail="kept")
-    path = sorted(root.glob("lineage/gate/*.arrow"))[-1]
+    path = log_of(root)
     durable = path.read_bytes()
     log.append_each([[{"event_type": "policy_set", "detail": f"{k} " + "x" * 300 * seed}] for k in range(9)])
     written = path.read_bytes()

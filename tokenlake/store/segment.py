@@ -111,8 +111,8 @@ class SegmentWriter:
     """Appends messages to the newest segment of a directory. Not thread-safe: its caller takes turns.
 
     `max_bytes` and `max_elements` bound a segment; a single larger message gets its own. `ahead` bounds the zeros, in
-    bytes, that it is written ahead by, which are as many as it has. 0: none. Of several messages in one append a loss of
-    power takes any: those that follow from each other are one.
+    bytes, that it is written ahead by, which are as many as it has. 0: none. Of several messages in one append a loss
+    of power takes any: those that follow from each other are one.
     """
 
     def __init__(
