@@ -198,7 +198,7 @@ def test_deltas_that_no_disk_takes_are_failed_captures_and_events_beside_them_ar
         ledger._writing = True
         tasks = [asyncio.create_task(each) for each in (ledger.capture(Captured("c0")), ledger.append(group("g0")))]
         await asyncio.sleep(0)
-        ledger._write(asyncio.get_running_loop())
+        ledger._write()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     failed, written = asyncio.run(run())

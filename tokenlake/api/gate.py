@@ -27,6 +27,7 @@ from tokenlake.api.recorder import Recorder
 from tokenlake.api.rollouts import Attempt
 from tokenlake.api.settings import Settings
 from tokenlake.api.sink import Sink
+from tokenlake.api.threads import Threads
 from tokenlake.api.traces import Traces
 from tokenlake.errors import (
     Conflict,
@@ -50,6 +51,8 @@ __all__ = ["Gate", "overflow_answer"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_THREADS = 32
+"""A prompt may be rendered by a server elsewhere, which is waited for."""
 _ABORTED = "the generation was aborted: send the call again"
 
 
@@ -77,6 +80,7 @@ class Gate:
         self._traces = traces
         self._settings = settings
         self._flights: dict[Flight, asyncio.Task[Answer]] = {}
+        self._threads = Threads(_THREADS, "tokenlake-prompt")
 
     def admit(self, rollout_id: str, attempt: int) -> Attempt:
         """The attempt, if it takes calls; raises `NotFound` or `Conflict` before anything is sampled.
@@ -292,7 +296,7 @@ class Gate:
 
     async def _prompt(self, conversation: Conversation, parent: Node | None, cause: Cause | None) -> Prompt:
         messages = to_messages(conversation.turns)
-        return await asyncio.to_thread(self._prompter.build, messages, conversation.tools, parent, cause)
+        return await self._threads.run(self._prompter.build, messages, conversation.tools, parent, cause)
 
     async def _sample(self, request: ModelRequest, prompt: Prompt, head: Head, sink: Sink | None) -> Generation:
         if sink is not None:
@@ -315,7 +319,7 @@ class Gate:
     async def _read(self, request: ModelRequest, head: Head, generation: Generation) -> tuple[Generation, Answer]:
         """What of a generation counts, and the answer that it is."""
         if request.most_calls == 1:
-            generation = await asyncio.to_thread(until_first_call, self._engine, generation)
+            generation = await self._threads.run(until_first_call, self._engine, generation)
         turn = self._engine.parse(generation.token_ids, generation.text, calls=request.most_calls != 0)
         return generation, Answer(
             head=head,

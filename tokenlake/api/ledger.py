@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tokenlake.api.control import Control, Event
 from tokenlake.api.metrics import Metrics
+from tokenlake.api.threads import Threads, tried
 from tokenlake.errors import Conflict, TokenlakeError
 from tokenlake.ingest.capture import refusal
 from tokenlake.ingest.coords import failure
@@ -20,8 +21,6 @@ from tokenlake.store.delta import Delta, Place
 
 __all__ = ["DeltaWriter", "Ledger", "LineageWriter", "Record"]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _Written = list[dict[str, Any]]
 _Name = tuple[str, int, str]
 
@@ -84,7 +83,7 @@ class Ledger:
         self._control = control
         self._metrics = metrics
         self._committing: set[_Name] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenlake-ledger")
+        self._thread = Threads(1, "tokenlake-ledger")
         self._writing = False
         self._waiting: list[_Entry] = []
 
@@ -138,37 +137,29 @@ class Ledger:
     async def _durable(self, entry: _Entry) -> _Written:
         self._waiting.append(entry)
         if not self._writing:
-            self._write(entry.told.get_loop())
+            self._write()
         return await entry.told
 
-    def _write(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _write(self) -> None:
         """Hand everything that waits to the thread."""
         entries, self._waiting = self._waiting, []
         self._writing = bool(entries)
-        if not entries:
-            return
-
-        def store() -> None:
-            outcomes = self._store(entries)
-            # A loop that is closed has nobody left who waits.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._stored, loop, entries, outcomes)
-
-        self._thread.submit(store)
+        if entries:
+            self._thread.submit(partial(self._stored, entries), self._store, entries)
 
     def _store(self, entries: Sequence[_Entry]) -> list[_Written | Exception]:
         """In the thread: what each entry came to. What goes wrong with one is no part of the others."""
         batches: list[Sequence[Event] | Exception] = [entry.events for entry in entries]
         records = [(at, entry.record) for at, entry in enumerate(entries) if entry.record is not None]
-        built = [(at, record, _tried(record.delta)) for at, record in records]
+        built = [(at, record, tried(record.delta)) for at, record in records]
         deltas = [delta for *_, delta in built if isinstance(delta, Delta)]
         places = iter(self._staged(deltas))
         for at, record, delta in built:
             place = delta if isinstance(delta, Exception) else next(places)
-            event = place if isinstance(place, Exception) else _tried(record.committed, place)
+            event = place if isinstance(place, Exception) else tried(record.committed, place)
             batches[at] = event if isinstance(event, Exception) else [] if event is None else [_committed(event)]
         sound = [batch for batch in batches if not isinstance(batch, Exception)]
-        written = _tried(self._lineage.append_each, sound)
+        written = tried(self._lineage.append_each, sound)
         outcomes = repeat(written) if isinstance(written, Exception) else iter(written)
         return [batch if isinstance(batch, Exception) else next(outcomes) for batch in batches]
 
@@ -177,18 +168,17 @@ class Ledger:
         if not deltas:
             return ()
         began = time.monotonic()
-        places = _tried(self._deltas.stage_each, deltas)
+        places = tried(self._deltas.stage_each, deltas)
         seconds = time.monotonic() - began
         for _ in deltas:
             self._metrics.stage.observe(seconds)
         each = [places] * len(deltas) if isinstance(places, Exception) else places
         return [failure(refusal(place)) if isinstance(place, TokenlakeError | OSError) else place for place in each]
 
-    def _stored(
-        self, loop: asyncio.AbstractEventLoop, entries: Sequence[_Entry], outcomes: Sequence[_Written | Exception]
-    ) -> None:
-        self._write(loop)
-        for entry, outcome in zip(entries, outcomes, strict=True):
+    def _stored(self, entries: Sequence[_Entry], outcomes: Sequence[_Written | Exception] | Exception) -> None:
+        self._write()
+        each = [outcomes] * len(entries) if isinstance(outcomes, Exception) else outcomes
+        for entry, outcome in zip(entries, each, strict=True):
             folded = self._folded(outcome)
             if entry.told.done():
                 continue
@@ -199,7 +189,7 @@ class Ledger:
 
     def _folded(self, outcome: _Written | Exception) -> _Written | Exception:
         """Fold what is durable; what went wrong, for whoever waits."""
-        return outcome if isinstance(outcome, Exception) else _tried(self._fold, outcome)
+        return outcome if isinstance(outcome, Exception) else tried(self._fold, outcome)
 
     def _fold(self, written: _Written) -> _Written:
         for event in written:
@@ -213,10 +203,3 @@ def _committed(event: Event) -> Event:
 
 def _recorded(name: _Name) -> Conflict:
     return Conflict(f"call {name[2]} of {name[0]} has a record already", call_id=name[2])
-
-
-def _tried(ask: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
-    try:
-        return ask(*given, **named)
-    except Exception as error:  # noqa: BLE001 - who waits for it is told, and the others have no part in it
-        return error
