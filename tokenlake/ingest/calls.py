@@ -157,7 +157,7 @@ class Calls(Mapping[str, Call]):
         start = self._fingerprints.find(fingerprint)
         while start >= 0:
             if start % _HASH == 0:
-                found.append(self._at(start // _HASH).node)
+                found.append(self._node(start // _HASH))
             start = self._fingerprints.find(fingerprint, start + 1)
         return found
 
@@ -244,33 +244,13 @@ class Calls(Mapping[str, Call]):
         if self._odd is not None and at in self._odd:
             return self._odd[at]
         numbers: tuple[Any, ...] = _ROW.unpack_from(self._rows, at * _ROW.size)
-        chain_hash, context, digest, text_digest, prompt_digest, request_digest = numbers[:6]
-        before, root, depth, turns, prev_len, delta_len, sampled, segment, offset, length, row = numbers[6:17]
-        version, version_end, mode, cause, prefix, writer, preamble, flags = numbers[17:]
-        call_id = self._id(at)
+        digest, text_digest, prompt_digest, request_digest = numbers[2:6]
+        prev_len, delta_len, sampled = numbers[10:13]
+        version, version_end, mode, cause, prefix, _, _, flags = numbers[17:]
         start = _names.optional(prefix)
-        node = Node(
-            call_id=call_id,
-            parent_call_id=None if before < 0 else self._id(before),
-            before=None if before < 0 else lambda: self._at(before).node,
-            root_call_id="" if root < 0 else self._id(root),
-            depth=depth,
-            cum_len=prev_len + delta_len,
-            chain_hash=chain_hash,
-            fingerprint=self._fingerprints[at * _HASH : (at + 1) * _HASH],
-            context=context,
-            preamble=self._preambles[int(preamble)],
-            turns=turns,
-            reasoning=() if self._reasoning is None else self._reasoning.get(at, ()),
-            place=None
-            if writer == 0
-            else Place(
-                writer=_names.text(writer), segment=segment, byte_offset=offset, byte_length=length, batch_row=row
-            ),
-        )
         return Call(
-            node=node,
-            response_id=None if start is None else start + call_id,
+            node=self._node(at),
+            response_id=None if start is None else start + self._id(at),
             prev_len=prev_len,
             delta_len=delta_len,
             sampled_tokens=sampled,
@@ -282,4 +262,31 @@ class Calls(Mapping[str, Call]):
             prompt_digest=None if flags & _NO_PROMPT else prompt_digest,
             text_digest=text_digest,
             request_digest=None if flags & _NO_REQUEST else request_digest,
+        )
+
+    def _node(self, at: int) -> Node:
+        """What a request needs of a call: a third of it."""
+        if self._odd is not None and at in self._odd:
+            return self._odd[at].node
+        numbers: tuple[Any, ...] = _ROW.unpack_from(self._rows, at * _ROW.size)
+        before, root, depth, turns, prev_len, delta_len, _, segment, offset, length, row = numbers[6:17]
+        writer, preamble = numbers[22:24]
+        return Node(
+            call_id=self._id(at),
+            parent_call_id=None if before < 0 else self._id(before),
+            before=None if before < 0 else lambda: self._node(before),
+            root_call_id="" if root < 0 else self._id(root),
+            depth=depth,
+            cum_len=prev_len + delta_len,
+            chain_hash=numbers[0],
+            fingerprint=self._fingerprints[at * _HASH : (at + 1) * _HASH],
+            context=numbers[1],
+            preamble=self._preambles[int(preamble)],
+            turns=turns,
+            reasoning=() if self._reasoning is None else self._reasoning.get(at, ()),
+            place=None
+            if writer == 0
+            else Place(
+                writer=_names.text(writer), segment=segment, byte_offset=offset, byte_length=length, batch_row=row
+            ),
         )

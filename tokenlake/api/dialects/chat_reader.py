@@ -17,7 +17,7 @@ from tokenlake.api.dialects.content import (
 )
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.engine import Tool
-from tokenlake.ingest.messages import Conversation, Turn, TurnCall
+from tokenlake.ingest.messages import Conversation, Turn, TurnCall, text_turn
 
 __all__ = ["ChatReader"]
 
@@ -70,12 +70,12 @@ class ChatReader:
         if not isinstance(text, str) or not text or not text.isascii():
             return None
         if role == "user" and len(fields) == _PLAIN:
-            return Turn(role="user", parts=(text,))
+            return text_turn("user", text)
         marker = fields.get("ng_call_id")
         if role != "assistant" or not fields.keys() <= _SERVED or fields.get("refusal") is not None:
             return None
         if marker is None or (isinstance(marker, str) and marker.isascii()):
-            return self._make.assistant((text,), None, (), marker=marker or None)
+            return self._make.answer(text, marker or None)
         return None
 
     def _assistant(self, fields: Mapping[str, Any], parts: tuple[str, ...], name: str | None, where: str) -> Turn:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tokenlake.errors import InvalidInput
 from tokenlake.ingest.engine import Tool
-from tokenlake.ingest.messages import Turn, TurnCall
+from tokenlake.ingest.messages import Turn, TurnCall, text_turn
 
 __all__ = ["TurnMaker", "function_tool", "items", "mapping", "optional_text", "some", "text_parts", "unicode_text"]
 
@@ -54,6 +54,12 @@ class TurnMaker:
             name=name,
             marker=marker,
         )
+
+    def answer(self, text: str, marker: str | None) -> Turn:
+        """A turn that the model wrote: one text."""
+        if self._unfold:
+            return self.assistant((text,), None, (), marker=marker)
+        return text_turn("assistant", text, marker)
 
     def _stripped(self, text: str) -> str:
         for pattern in self._strip:
