@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tokenlake.api.threads import Threads
+from tokenlake.api.trail import note, noted, trail
 
 
 def begun(name: str) -> list[threading.Thread]:
@@ -27,6 +28,17 @@ def test_what_is_asked_comes_back_and_what_it_raises_is_raised() -> None:
             await threads.run(refuse, why="no")
         assert await threads.run(threading.current_thread) is not threading.current_thread()
         assert len(begun("told")) == 1
+
+    asyncio.run(run())
+
+
+def test_what_a_request_noted_is_seen_where_it_asks_and_nowhere_else() -> None:
+    async def run() -> None:
+        threads = Threads(1, "context")
+        with trail():
+            note(call_id="c0")
+            assert await threads.run(noted) == {"call_id": "c0"}
+        assert await threads.run(noted) == {}
 
     asyncio.run(run())
 

@@ -145,7 +145,7 @@ class Ledger:
         entries, self._waiting = self._waiting, []
         self._writing = bool(entries)
         if entries:
-            self._thread.submit(partial(self._stored, entries), self._store, entries)
+            self._thread.submit(partial(self._store, entries), partial(self._stored, entries))
 
     def _store(self, entries: Sequence[_Entry]) -> list[_Written | Exception]:
         """In the thread: what each entry came to. What goes wrong with one is no part of the others."""
