@@ -26,6 +26,8 @@ __all__ = ["Batch", "NextToken", "next_token", "packed", "padded"]
 Runs = Sequence[Mapping[str, Any]]
 _Place = tuple[int, int]
 """The sequence a row lies in, -1: in none; and where it begins there."""
+_Stretch = tuple[int, int, int]
+"""Where elements go, and where they begin and end in their buffer."""
 _UNKNOWN = -1
 _from_numpy = cast("Callable[[npt.NDArray[Any]], torch.Tensor]", torch.from_numpy)  # pyright: ignore[reportUnknownMemberType]
 """Its stub has an array of unknown elements. It takes a third of what `as_tensor` takes."""
@@ -146,8 +148,7 @@ def _laid_out(
     # numpy: an assignment of a row costs it a tenth of what it costs torch, and a batch has thousands.
     input_ids, positions, numbers, there = (np.empty(shape, np.int64) for _ in range(4))
     token_mask, logprobs = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    for name, array in (("input_ids", input_ids), ("token_mask", token_mask), ("logprobs", logprobs)):
-        _lay(table, name, lengths, places, array)
+    _lay(table, {"input_ids": input_ids, "token_mask": token_mask, "logprobs": logprobs}, lengths, places, width)
     versions = np.full(shape, _UNKNOWN, np.int64)
     ramp = np.arange(width)
     # As for one row that fills its sequence: what differs is written over, most often the padding alone.
@@ -216,24 +217,41 @@ def _tensor(values: Sequence[Any], kind: npt.DTypeLike) -> torch.Tensor:
 
 
 def _lay(
-    table: pa.Table, name: str, lengths: Sequence[int], places: Sequence[_Place], target: npt.NDArray[Any]
+    table: pa.Table,
+    targets: Mapping[str, npt.NDArray[Any]],
+    lengths: Sequence[int],
+    places: Sequence[_Place],
+    width: int,
 ) -> None:
-    """Copy a column's lists to the places of their rows; those that follow one another here and there, in one go."""
-    flat, width = target.reshape(-1), target.shape[1]
-    rows = zip(places, lengths, strict=True)
-    for values, offsets in _lists(table.column(name)):
-        begin = end = to = 0
-        for (first, last), ((sequence, start), length) in zip(itertools.pairwise(offsets), rows, strict=False):
-            if last - first != length:
-                raise DamagedLake(f"a row has {length} input_ids and {last - first} {name}: run `tokenlake audit`")
-            if sequence < 0:
-                continue
-            at = sequence * width + start
-            if first != end or at != to + end - begin:
+    """Copy the lists of columns to the places of their rows."""
+    known: dict[tuple[int, ...], list[_Stretch]] = {}
+    for name, target in targets.items():
+        flat, row = target.reshape(-1), 0
+        for values, offsets in _lists(table.column(name)):
+            stretches = known.get((row, *offsets))
+            if stretches is None:
+                sizes = [last - first for first, last in itertools.pairwise(offsets)]
+                for size, length in zip(sizes, lengths[row:], strict=False):
+                    if size != length:
+                        raise DamagedLake(f"a row has {length} input_ids and {size} {name}: run `tokenlake audit`")
+                stretches = known[row, *offsets] = list(_stretches(offsets, places[row:], width))
+            for to, begin, end in stretches:
                 flat[to : to + end - begin] = values[begin:end]
-                begin, to = first, at
-            end = last
-        flat[to : to + end - begin] = values[begin:end]
+            row += len(offsets) - 1
+
+
+def _stretches(offsets: Sequence[int], places: Sequence[_Place], width: int) -> Iterator[_Stretch]:
+    """What is copied in one go: lists that follow one another here and there."""
+    begin = end = to = 0
+    for (first, last), (sequence, start) in zip(itertools.pairwise(offsets), places, strict=False):
+        if sequence < 0:
+            continue
+        at = sequence * width + start
+        if first != end or at != to + end - begin:
+            yield to, begin, end
+            begin, to = first, at
+        end = last
+    yield to, begin, end
 
 
 def _lengths(table: pa.Table) -> list[int]:
