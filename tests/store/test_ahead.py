@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import has_footer
 from tokenlake.store.lake import OwnedLake
-from tokenlake.store.lineage import LineageLog, lineage_loss
+from tokenlake.store.lineage import LineageLog, lineage_loss, read_events
 from tokenlake.store.reader import Lake
 from tokenlake.store.records import delta_keys
 from tokenlake.store.schema import DELTA
@@ -456,3 +457,37 @@ def test_an_index_forgets_an_event_that_was_not_safe_when_the_power_went(root: P
         assert lake.sql(EVENTS).fetchall() == [("kept",)]
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
     other.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_index_forgets_an_event_of_which_the_power_left_a_part(root: Path, rows: int) -> None:
+    """Its message has its length, and zeros where its body begins or from the middle of a letter on."""
+    log = LineageLog(root, "other")
+    log.append("policy_set", detail="kept")
+    path = root / "lineage/other/000000.arrow"
+    durable = path.read_bytes()
+    log.append_many([{"event_type": "policy_set", "detail": "a" + "é" * 9000}] * rows)
+    written = path.read_bytes()
+    log._lock.release()
+    for cut in (2 * PAGE, 4 * PAGE):
+        path.write_bytes(written)
+        with OwnedLake.open(root) as lake:
+            assert len(lake.sql(EVENTS).fetchall()) == 1 + rows
+        path.write_bytes(written[:cut] + durable[cut:])
+        with OwnedLake.open(root) as lake:
+            assert lake.sql(EVENTS).fetchall() == [("kept",)]
+
+
+def test_what_tore_at_the_begin_of_a_segment_hides_no_event_before_it(root: Path) -> None:
+    """The numbers of its events are zeros then, and the first of a segment bounds the segments before it."""
+    log = LineageLog(root, "gate", segment_max_bytes=20_000)
+    log.append("policy_set", detail="kept" * 4000)
+    log.append_many([{"event_type": "policy_set", "detail": "lost"}] * 40)
+    log._lock.release()
+    path = root / "lineage/gate/000001.arrow"
+    data = bytearray(path.read_bytes())
+    sector = data.index((1).to_bytes(8, "little") + (2).to_bytes(8, "little")) // 512 * 512
+    data[sector : sector + 512] = bytes(512)
+    path.write_bytes(data)
+    assert [event["detail"][:4] for event in read_events(root, "gate")] == ["kept"]
+    assert lineage_loss(root) == []

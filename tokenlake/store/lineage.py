@@ -37,7 +37,7 @@ from tokenlake.store.segment import (
     write_all,
 )
 from tokenlake.store.space import FreeSpace
-from tokenlake.store.torn import sound, without_torn
+from tokenlake.store.torn import is_torn, sound, without_torn
 from tokenlake.store.walk import walk
 
 __all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "lineage_loss", "read_events"]
@@ -85,8 +85,9 @@ def _stretches(root: Path, writer: str, maps: SegmentMaps) -> list[tuple[int, in
         if mapped is None or mapped.schema is None:
             continue
         lengths = message_lengths(mapped.view, mapped.first, len(mapped.view))
-        events = lengths and event_rows(mapped.view, mapped.first, mapped.first + sum(lengths), mapped.schema)
-        if events:
+        upto = mapped.first + sum(lengths or ())
+        events = lengths and event_rows(mapped.view, mapped.first, upto, mapped.schema)
+        if events and not is_torn(mapped, mapped.first, upto):
             first: int = events[0]["event_seq"]
             end = first if end is None else min(first, end)
     return stretches[::-1]

@@ -12,7 +12,7 @@ from tokenlake.store.records import event_rows
 from tokenlake.store.schema import SCHEMA_VERSION
 from tokenlake.store.walk import Walk, has_hole
 
-__all__ = ["sound", "without_torn"]
+__all__ = ["is_torn", "sound", "without_torn"]
 
 T = TypeVar("T")
 _HASHES = ("prev_hash", "event_hash")
@@ -27,13 +27,19 @@ def sound(events: Sequence[dict[str, Any]]) -> bool:
     )
 
 
+def is_torn(mapped: Mapped, start: int, end: int) -> bool:
+    """Whether a loss of power left the message between two positions of a log in part; never where it is sealed."""
+    if mapped.schema is None or has_footer(mapped.view) or not has_hole(mapped.view, start, end):
+        return False
+    events = event_rows(mapped.view, start, end, mapped.schema)
+    return events is None or not sound(events)
+
+
 def without_torn(mapped: Mapped, found: Walk[T]) -> Walk[T]:
     """What was found in a log, without its last message where that tore: recovery leaves it out as well."""
-    if mapped.schema is None or not found.found or has_footer(mapped.view):
-        return found
-    start, meta, body, _ = found.found[-1]
-    end = start + meta + body
-    if has_hole(mapped.view, start, end) and not sound(event_rows(mapped.view, start, end, mapped.schema) or []):
-        found.found.pop()
-        found.scanned = start
+    if found.found:
+        start, meta, body, _ = found.found[-1]
+        if is_torn(mapped, start, start + meta + body):
+            found.found.pop()
+            found.scanned = start
     return found
