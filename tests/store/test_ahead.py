@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tokenlake.store.deltas import DeltaWriter, segment_name
 from tokenlake.store.digest import extras_digest
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.flatbuffer import message_lengths
-from tokenlake.store.footer import has_footer
+from tokenlake.store.footer import footer_start, has_footer
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.lineage import LineageLog, lineage_loss, read_events
 from tokenlake.store.reader import Lake
@@ -491,3 +490,21 @@ def test_what_tore_at_the_begin_of_a_segment_hides_no_event_before_it(root: Path
     path.write_bytes(data)
     assert [event["detail"][:4] for event in read_events(root, "gate")] == ["kept"]
     assert lineage_loss(root) == []
+
+
+def test_a_footer_of_which_the_power_left_a_part_is_none(root: Path) -> None:
+    """It names no record in the middle, and which event is the last one is known from it."""
+    log = LineageLog(root, "gate")
+    log.append_many([{"event_type": "policy_set", "detail": "kept"}] * 2)
+    log.append("policy_set", detail="last")
+    log._segments.seal()
+    log._lock.release()
+    data = bytearray(log_of(root).read_bytes())
+    begin = (footer_start(data) or 0) // 512 * 512 + 512
+    data[begin:-10] = bytes(len(data) - 10 - begin)
+    # All that stands before the end of the stream was safe: a loss of power did not do this.
+    log_of(root).write_bytes(data.replace(b"last", b"lost"))
+    again = LineageLog(root, "gate")
+    assert again.head == 2
+    again.close()
+    assert ipc.open_file(log_of(root)).read_all().num_rows == 3

@@ -14,7 +14,7 @@ import pyarrow.ipc as ipc
 from tokenlake.errors import InvalidInput
 from tokenlake.store import flatbuffer
 
-__all__ = ["END_OF_STREAM", "MAGIC", "Block", "Footer", "blocks_of", "has_footer"]
+__all__ = ["END_OF_STREAM", "MAGIC", "Block", "Footer", "blocks_of", "footer_start", "has_footer"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -51,12 +51,18 @@ class Footer:
         return END_OF_STREAM + bytes(footer) + struct.pack("<i", len(footer)) + MAGIC
 
 
+def footer_start(data: bytes | memoryview) -> int | None:
+    """Where the end of stream stands that a closed Arrow IPC file's footer follows; None: there is no footer."""
+    if len(data) < 32 or bytes(data[-6:]) != MAGIC:
+        return None
+    size = struct.unpack_from("<i", data, len(data) - 10)[0]
+    start = len(data) - 18 - size
+    return start if size > 0 and start >= 8 and bytes(data[start : start + 8]) == END_OF_STREAM else None
+
+
 def has_footer(data: bytes | memoryview) -> bool:
     """Whether a file's bytes end like a closed Arrow IPC file."""
-    if len(data) < 32 or bytes(data[-6:]) != MAGIC:
-        return False
-    size = struct.unpack_from("<i", data, len(data) - 10)[0]
-    return 0 < size <= len(data) - 26 and bytes(data[len(data) - 18 - size : len(data) - 10 - size]) == END_OF_STREAM
+    return footer_start(data) is not None
 
 
 def blocks_of(data: memoryview) -> list[Block]:

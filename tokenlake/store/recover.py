@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenlake.store.flatbuffer import BODY_LENGTH, field, message_lengths, root
-from tokenlake.store.footer import Footer, has_footer
+from tokenlake.store.footer import Footer, footer_start
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.segment import segment_numbers, sync_directory, write_all, write_at
 from tokenlake.store.walk import HEAD, has_hole, walk
@@ -54,7 +54,8 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
     maps = SegmentMaps(path.parent)
     mapped = maps.get(path.name)
     data = memoryview(b"") if mapped is None else mapped.view
-    if has_footer(data):
+    footer = footer_start(data)
+    if footer is not None and not has_hole(data, footer, len(data)):
         return False
     head = HEAD + schema.serialize().to_pybytes()
     if mapped is None or mapped.schema is None:
@@ -66,7 +67,8 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         known = mapped.schema
         found = walk(data, mapped.first, len(data), prefix, lambda start, stop: read(data, start, stop, known))
         end, body, schema = found.scanned, data, known
-        while sound is not None and found.found and not sound(found.found[-1][3]):
+        # The end of a stream is written when all before it is safe.
+        while sound is not None and found.found and not found.ended and not sound(found.found[-1][3]):
             end = found.found.pop()[0]
         if end < found.scanned and not has_hole(data, end, found.scanned):
             _keep(path, data[end : found.scanned])

@@ -37,7 +37,7 @@ def is_torn(mapped: Mapped, start: int, end: int) -> bool:
 
 def without_torn(mapped: Mapped, found: Walk[T]) -> Walk[T]:
     """What was found in a log, without its last message where that tore: recovery leaves it out as well."""
-    if found.found:
+    if found.found and not found.ended:
         start, meta, body, _ = found.found[-1]
         if is_torn(mapped, start, start + meta + body):
             found.found.pop()
