@@ -500,7 +500,7 @@ def test_a_footer_of_which_the_power_left_a_part_is_none(root: Path) -> None:
     log._segments.seal()
     log._lock.release()
     data = bytearray(log_of(root).read_bytes())
-    begin = (footer_start(data) or 0) // 512 * 512 + 512
+    begin = (footer_start(memoryview(data)) or 0) // 512 * 512 + 512
     data[begin:-10] = bytes(len(data) - 10 - begin)
     # All that stands before the end of the stream was safe: a loss of power did not do this.
     log_of(root).write_bytes(data.replace(b"last", b"lost"))
