@@ -17,6 +17,7 @@ from tokenlake.ingest.importer import import_file
 from tokenlake.store import index, mounts, recover
 from tokenlake.store import segment as segments_module
 from tokenlake.store import walk as walking
+from tokenlake.store.backup import back_up
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter, segment_name
 from tokenlake.store.digest import extras_digest
@@ -508,3 +509,26 @@ def test_a_footer_of_which_the_power_left_a_part_is_none(root: Path) -> None:
     assert again.head == 2
     again.close()
     assert ipc.open_file(log_of(root)).read_all().num_rows == 3
+
+
+def test_a_backup_has_no_event_without_those_before_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system hands a file out page by page, and two events may be written between two of them."""
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="x" * 5000)
+    real, begun = os.read, log.head
+
+    def page_by_page(fd: int, size: int) -> bytes:
+        page = real(fd, min(size, PAGE))
+        if log.head == begun and os.lseek(fd, 0, os.SEEK_CUR) > log._segments.position[1]:
+            log.append("policy_set", detail="in two pages")
+            log.append("policy_set", detail="in others")
+        return page
+
+    monkeypatch.setattr(os, "read", page_by_page)
+    back_up(root, root.with_name("copy"))
+    monkeypatch.undo()
+    assert lineage_loss(root.with_name("copy")) == []
+    with OwnedLake.open(root.with_name("copy")) as lake:
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+        assert lake.sql("SELECT length(detail) FROM lineage WHERE event_type = 'policy_set'").fetchall() == [(5000,)]
+    log.close()

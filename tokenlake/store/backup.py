@@ -2,8 +2,9 @@
 
 The order of copying makes it consistent: anchors before lineage (so no anchor is beyond its log), lineage before deltas
 and rows (what an event names is on disk before the event). A shared lock keeps compaction and retention away
-meanwhile. What is appended during the copy may be in it as a torn tail or an uncommitted record, as after a crash; the
-first start of the copy recovers it. The index is not copied: it is built anew.
+meanwhile. A log is copied as far as it has events before: one that takes the place of zeros while it is read might be
+in the copy without the one before it. What is staged during the copy may be in it as a torn tail or an uncommitted
+record, as after a crash; the first start of the copy recovers it. The index is not copied: it is built anew.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenlake.errors import Conflict, StorageFailed
+from tokenlake.store.encode import EVENT_LAYOUT
+from tokenlake.store.footer import has_footer
 from tokenlake.store.format import read_lake
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
+from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.segment import FLOOR, sync_directory, write_all
+from tokenlake.store.walk import walk
 
 __all__ = ["Backup", "back_up"]
 
@@ -51,7 +56,7 @@ def back_up(root: Path, target: Path) -> Backup:
         for path in _files(root):
             copy = partial / path.relative_to(root)
             copy.parent.mkdir(exist_ok=True)
-            size += _copy(path, copy)
+            size += _copy(path, copy, _events_end(path) if path.match("lineage/*/*.arrow") else None)
             files += 1
         for folder in (*partial.glob("*/*/"), *partial.glob("*/"), partial):
             sync_directory(folder)
@@ -77,11 +82,19 @@ def _files(root: Path) -> Iterator[Path]:
             yield from folder.glob(FLOOR)
 
 
-def _copy(path: Path, copy: Path) -> int:
-    """Copy a file as long as it is now; returns its bytes."""
+def _events_end(path: Path) -> int | None:
+    """Where the last event ends in a log that is written; None: all of it is to be copied."""
+    mapped = SegmentMaps(path.parent).get(path.name)
+    if mapped is None or mapped.schema is None or has_footer(mapped.view):
+        return None
+    return walk(mapped.view, mapped.first, len(mapped.view), EVENT_LAYOUT.prefix, lambda _, __: True).scanned
+
+
+def _copy(path: Path, copy: Path, upto: int | None) -> int:
+    """Copy a file, or so many bytes of it, as long as it is now; returns its bytes."""
     source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = left = os.fstat(source).st_size
+        size = left = os.fstat(source).st_size if upto is None else upto
         target = os.open(copy, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         try:
             while left and (data := os.read(source, min(left, _CHUNK))):
