@@ -532,3 +532,33 @@ def test_a_backup_has_no_event_without_those_before_it(root: Path, monkeypatch: 
         assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
         assert lake.sql("SELECT length(detail) FROM lineage WHERE event_type = 'policy_set'").fetchall() == [(5000,)]
     log.close()
+
+
+def test_who_looked_on_at_a_refused_event_and_at_the_begin_of_the_next_segment_forgets_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="kept")
+    write = os.pwrite
+    with Lake(root) as lake:
+
+        def refuse(fd: int) -> None:
+            monkeypatch.setattr(os, "fdatasync", os.fsync)
+            lake.refresh()
+            assert lake.sql(EVENTS).fetchall() == [("kept",), ("refused",)]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def looked_at(fd: int, data: Any, offset: int) -> int:
+            lake.refresh()
+            return write(fd, data, offset)
+
+        monkeypatch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(StorageFailed):
+            log.append("policy_set", detail="refused")
+        monkeypatch.setattr(os, "pwrite", looked_at)
+        log.append("policy_set", detail="next")
+        monkeypatch.undo()
+        lake.refresh()
+        assert lake.sql(EVENTS).fetchall() == [("kept",), ("next",)]
+        assert lake.sql("SELECT * FROM lake_findings").fetchall() == []
+    log.close()
