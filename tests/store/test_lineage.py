@@ -294,3 +294,26 @@ def test_a_segment_of_an_older_schema_reads_with_nulls(root: Path) -> None:
         file.write_batch(pa.RecordBatch.from_pydict(columns, schema=older))
     with Lake(root) as lake:
         assert lake.sql("SELECT detail, prompt_digest FROM lineage").fetchall() == [("{}", None)]
+
+
+def test_who_gives_what_no_column_holds_takes_nobody_with_him(root: Path) -> None:
+    good = {"event_type": "policy_set", "detail": "good"}
+    bad = [{"detail": "\ud800"}, {"cum_len": 2**63}, {"attempt": 1.0}, {"digest": b"short"}, {"reward": "1"}]
+    log = LineageLog(root, "gate")
+    outcomes = log.append_each([[good], *([good, {**good, **each}] for each in bad), [], [good]])
+    first, *refused, empty, last = outcomes
+    assert [type(each) for each in refused] == [InvalidInput] * len(bad)
+    assert isinstance(first, list)
+    assert isinstance(last, list)
+    assert empty == []
+    assert [event["event_seq"] for event in [*first, *last]] == [0, 1]
+    assert list(log.events()) == [*first, *last]
+    log.close()
+
+
+def test_an_event_is_hashed_as_its_columns_hold_it(root: Path) -> None:
+    """After a kill the last one counts where it has the hash of its content."""
+    log = LineageLog(root, "gate")
+    log.append("rollout_sealed", reward=1, temperature=0)
+    log._lock.release()
+    assert LineageLog(root, "gate").head == 0

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+import pyarrow as pa
+
 from tokenlake.errors import InvalidInput
 from tokenlake.store.schema import LINEAGE
 
@@ -253,17 +255,18 @@ def row_digest(
 
 
 _UNBOUND = ("prev_hash", "event_hash")
+_KINDS = {pa.string(): b"t", pa.float64(): b"f", pa.binary(32): b"b"}
 _EVENT_FIELDS = tuple(
-    (name, _text(name) + b"t", _text(name) + b"i", _text(name) + b"f", _text(name) + b"b")
-    for name in LINEAGE.names
-    if name not in _UNBOUND
+    (field.name, (kind := _KINDS.get(field.type, b"i")), _text(field.name) + kind)
+    for field in LINEAGE
+    if field.name not in _UNBOUND
 )
-"""Each column's framed name before a text, an integer, a float and bytes."""
+"""Each column's name, what it holds (a text, a float, 32 bytes or an integer), and its name framed before that."""
 
 
 @lru_cache(maxsize=256)
-def _bound_fields(names: tuple[str, ...]) -> tuple[tuple[str, bytes, bytes, bytes, bytes], ...]:
-    """The columns among `names` in the order of the schema, framed for each kind; events of one type share it."""
+def _bound_fields(names: tuple[str, ...]) -> tuple[tuple[str, bytes, bytes], ...]:
+    """The columns among `names` in the order of the schema; events of one type share it."""
     unknown = sorted(set(names) - set(LINEAGE.names))
     if unknown:
         raise InvalidInput(f"unknown lineage columns: {', '.join(unknown)}", columns=unknown)
@@ -274,22 +277,27 @@ def event_hash(prev_hash: bytes, event: Mapping[str, Any]) -> bytes:
     """Hash of a lineage event, chained to the writer's event before it.
 
     `event` maps `LINEAGE` column names to values (int, float, bool, str, bytes; times as int microseconds); absent and
-    None are the same. Unknown keys are an `InvalidInput`, because they would not be bound. 32 bytes.
+    None are the same. A value is bound as its column holds it. Unknown keys are an `InvalidInput`, because they would
+    not be bound, and so are values that their column cannot hold. 32 bytes.
     """
     parts = [b"tokenlake.event.1", prev_hash]
-    for name, as_text, as_integer, as_float, as_bytes in _bound_fields(tuple(event)):
-        value = event[name]
-        if value is None:
-            continue
-        if isinstance(value, str):
-            raw = value.encode()
-            parts += (as_text, _u64(len(raw)), raw)
-        elif isinstance(value, int):  # bool is one
-            parts += (as_integer, _i64(value))
-        elif isinstance(value, float):
-            parts += (as_float, _f64(value))
-        elif isinstance(value, bytes):
-            parts += (as_bytes, _u64(len(value)), value)
-        else:
-            raise InvalidInput(f"lineage column {name} cannot hold a {type(value).__name__}", column=name)
+    name = ""
+    try:
+        for name, kind, head in _bound_fields(tuple(event)):
+            value = event[name]
+            if value is None:
+                continue
+            if kind == b"t":
+                raw = value.encode()
+                parts += (head, _u64(len(raw)), raw)
+            elif kind == b"i":  # bool is one
+                parts += (head, _i64(value))
+            elif kind == b"f":
+                parts += (head, _f64(value))
+            elif isinstance(value, bytes) and len(value) == 32:
+                parts += (head, _u64(32), value)
+            else:
+                raise TypeError(f"not 32 bytes but a {type(value).__name__}")
+    except (struct.error, AttributeError, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise InvalidInput(f"lineage column {name} holds a value that it cannot: {error}", column=name) from error
     return hashlib.sha256(b"".join(parts)).digest()

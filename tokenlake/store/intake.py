@@ -244,7 +244,7 @@ class _Intake:
             return Walk()
         found = self._stretch(mapped, max(start, mapped.first), look)
         after = (found.scanned, found.ended, mapped.inode)
-        # One that has only its head yet is new when it has more: the first event of a log bounds the segments before it.
+        # One with no more than its head is still new: the first event of a log bounds the segments before it.
         if after != before and (found.ended or found.scanned > mapped.first):
             self.change.scanned[segment] = after
         self.change.damaged += [
