@@ -70,8 +70,10 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         # The end of a stream is written when all before it is safe.
         while sound is not None and found.found and not found.ended and not sound(found.found[-1][3]):
             end = found.found.pop()[0]
-        if end < found.scanned and not has_hole(data, end, found.scanned):
-            _keep(path, data[end : found.scanned])
+        unread = None if sound is None or found.ended else message_lengths(data, found.scanned, len(data))
+        stop = found.scanned + sum(unread or ())
+        if end < stop and not has_hole(data, end, stop):
+            _keep(path, data[end:stop])
         blocks = [(offset, meta, size) for offset, meta, size, _ in found.found]
         holes = [] if sound else [(a, b) for a, b in found.damaged if has_hole(data, a, b)]
     temporary = path.with_suffix(".tmp")
