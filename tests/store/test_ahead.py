@@ -112,6 +112,30 @@ def test_a_disk_without_room_for_zeros_takes_records(
     assert names(root) == ["c0", "c1", "c2", "c3"]
 
 
+def test_a_disk_that_zeros_would_fill_takes_the_record_first(
+    root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, taken = os.pwrite, set[int]()
+
+    def eight_pages(fd: int, data: Any, offset: int) -> int:
+        done = 0
+        while done < len(data) and len(taken | {(offset + done) // PAGE}) <= 8:
+            taken.add((offset + done) // PAGE)
+            done += real(fd, data[done : done + PAGE - (offset + done) % PAGE], offset + done)
+        if data and not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return done
+
+    monkeypatch.setattr(os, "pwrite", eight_pages)
+    writer = DeltaWriter(root, "w0")
+    places = [writer.stage(make_delta(f"c{i}", n=700)) for i in range(3)]
+    assert [place.segment for place in places] == [0, 0, 0]
+    assert segment.stat().st_size == 8 * PAGE
+    monkeypatch.undo()
+    writer.close()
+    assert names(root) == ["c0", "c1", "c2"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_of_one_append_a_loss_of_power_takes_any_pages(root: Path, segment: Path, make_delta: Make, seed: int) -> None:
     """What was acknowledged is there, what was not is no damage, and all of it can be staged again."""

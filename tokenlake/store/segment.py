@@ -218,12 +218,11 @@ class SegmentWriter:
             write_at(self._fd, messages[0] if len(messages) == 1 else b"".join(messages), self._size)
             return
         end = self._size + sum(map(len, messages))
-        if end > self._length:
-            self._go_ahead(end)
         pieces = [piece for message in messages for piece in (_BLANK, memoryview(message)[len(_BLANK) :])]
         body = pieces[1] if len(messages) == 1 else b"".join(pieces)[len(_BLANK) :]
         write_at(self._fd, body, self._size + len(_BLANK))
-        self._length = max(self._length, end)
+        if end > self._length:
+            self._go_ahead(end)
         offset = self._size
         for message in messages:
             write_at(self._fd, message[: len(_BLANK)], offset)
@@ -232,10 +231,10 @@ class SegmentWriter:
     def _go_ahead(self, end: int) -> None:
         """Zeros from `end` on, within the bound of the segment."""
         upto = min(end + min(max(self._size, _LEAST_AHEAD), self._ahead), max(self._max_bytes & ~7, end))
-        # A disk without room for them may still have room for the messages.
+        # A disk without room for them has it for the messages, which are there.
         with contextlib.suppress(OSError):
             write_at(self._fd, bytes(upto - end), end)
-            self._length = upto
+        self._length = os.fstat(self._fd).st_size
 
     def _disown(self, lengths: Sequence[int]) -> None:
         """Make refused messages unreadable in place, so that no restart takes for acknowledged what was not.
