@@ -401,10 +401,10 @@ def test_only_a_file_system_of_this_machine_alone_is_written_ahead(
     device = root.stat().st_dev
     listed = root / "mountinfo"
     lines = [
-        "22 1 0:999 / / rw - ext4 /dev/vda rw",
+        "22 1 0:999 / /mnt/\xe9 rw - ext4 /dev/vda rw",
         f"36 22 {os.major(device)}:{os.minor(device)} / /lake rw,noatime master:1 shared:7 - {kind} host:/lake rw",
     ]
-    listed.write_text("\n".join(lines))
+    listed.write_bytes("\n".join(lines).encode("latin-1"))
     monkeypatch.setattr(mounts, "_MOUNTS", listed)
     writer = DeltaWriter(root, "w0")
     place = writer.stage(make_delta("c0"))

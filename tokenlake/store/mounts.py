@@ -19,7 +19,7 @@ def is_local(folder: Path) -> bool:
     """Whether a folder lies on such a file system; False where nobody says so."""
     device = folder.stat().st_dev
     try:
-        mounts = _MOUNTS.read_text().splitlines()
+        mounts = _MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return False
     # proc(5): the third field is the device; the kind follows a field that is a hyphen, after some that may be absent.
