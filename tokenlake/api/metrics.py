@@ -36,7 +36,11 @@ class Metrics:
             registry=self.registry,
         )
         self.open_rollouts = Gauge("gate_open_rollouts", "Rollouts that may still be called.", registry=self.registry)
-        self.lineage_bytes = Gauge("gate_lineage_bytes", "Size of the lineage segments.", registry=self.registry)
+        self.lineage_bytes = Gauge(
+            "gate_lineage_bytes",
+            "Size of the lineage segments, with the zeros they are written ahead by.",
+            registry=self.registry,
+        )
         self.stage = Histogram("stage_seconds", "Building and syncing one delta.", registry=self.registry)
         self.stage_bytes = Counter("stage_bytes", "Bytes of staged deltas.", registry=self.registry)
         self.rows = Counter("finalize_rows", "Published rows.", ["valid", "reason"], registry=self.registry)

@@ -15,7 +15,10 @@ from tokenlake import sql
 from tokenlake.api.demo.agents import Traffic
 from tokenlake.api.demo.plan import Expected
 from tokenlake.api.demo.proof import Proof
+from tokenlake.store.encode import EVENT_LAYOUT
+from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.reader import Lake
+from tokenlake.store.walk import walk
 
 __all__ = ["Figures", "complaints", "measure", "show"]
 
@@ -50,8 +53,14 @@ def measure(lake: Lake, path: Path) -> Figures:
     values = dict(zip(found.columns, found.fetchall()[0], strict=True))
     for name in ("placeholders", "roots", "version_spread"):
         values[name] = json.loads(values[name] or "{}")
-    lineage_bytes = sum(file.stat().st_size for file in path.glob("lineage/*/*.arrow"))
-    return Figures(**values, lineage_bytes=lineage_bytes)
+    maps = SegmentMaps(path)
+    logs = (maps.get(str(file.relative_to(path))) for file in path.glob("lineage/*/*.arrow"))
+    return Figures(**values, lineage_bytes=sum(_events_end(log) for log in logs if log is not None))
+
+
+def _events_end(log: Mapped) -> int:
+    """Bytes of a log, without the zeros that it is written ahead by."""
+    return walk(log.view, log.first, len(log.view), EVENT_LAYOUT.prefix, lambda _, __: True).scanned
 
 
 def complaints(figures: Figures, planned: Expected, proof: Proof, loaded_rows: int, rows: int) -> list[str]:
