@@ -324,8 +324,8 @@ class LineageLog:
         except InvalidInput as error:
             if len(batches) == 1:
                 return [error]
-            sound = [self._refusal(batch) or batch for batch in batches]
-            return self._write(sound) if sound != batches else [self._write([batch])[0] for batch in batches]
+            judged = [self._refusal(batch) or batch for batch in batches]
+            return self._write(judged) if judged != batches else [self._write([batch])[0] for batch in batches]
         (done,) = self._segments.append([(message, 0)])
         if isinstance(done, StorageFailed):
             return [done if batch and isinstance(batch, list) else batch for batch in batches]
