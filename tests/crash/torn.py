@@ -28,6 +28,8 @@ from tokenlake.store.schema import ROW
 
 TAILS = ("nothing", "zeros", "noise", "ones")
 _CHUNK = 32
+_MOST = 12 << 10
+"""Bytes of the append: each of them is tried with every tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,15 @@ def torn_trials(run: Run) -> list[Trial]:
 
 
 def _last_append(states: list[State], call: str) -> tuple[State, State]:
-    """The states around the largest last append to such a file; over zeros it takes several calls."""
+    """The states around the last append to such a file that is largest of those of up to `_MOST` bytes.
+
+    Over zeros it takes several calls.
+    """
     runs = [list(run) for _, run in groupby(states, key=lambda s: (s.call, s.call.startswith("p") or s.at))]
     appends = [(run[0], after[0]) for run, after in pairwise(runs) if run[0].call.startswith(call)]
-    return max(enumerate(appends), key=lambda pair: (_grown(*pair[1]), pair[0]))[1]
+    sizes = [_grown(*append) for append in appends]
+    _, at = max((size, at) for at, size in enumerate(sizes) if size <= _MOST)
+    return appends[at]
 
 
 def _grown(before: State, after: State) -> int:
@@ -160,7 +167,9 @@ def _lineage(root: Path, tree: Tree, whole: bool) -> None:
         assert event_hash(event["prev_hash"], bound) == event["event_hash"], "an event is half there"
     added = log.append("policy_set", detail="{}")
     log.close()
-    after = [(event["event_seq"], event["event_hash"]) for event in LineageLog(root, "gate").events()]
+    again = LineageLog(root, "gate")
+    after = [(event["event_seq"], event["event_hash"]) for event in again.events()]
+    again.close()
     assert after == [*before, (added["event_seq"], added["event_hash"])], "the log did not go on where it was"
     assert added["event_seq"] == len(before)
     assert lineage_loss(root) == [], "an event is lost"
