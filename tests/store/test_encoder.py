@@ -263,6 +263,9 @@ def test_an_event_reads_back_as_it_was_given_by_hand_and_through_pyarrow(event: 
 def test_several_events_are_one_message(events: list[dict[str, Any]]) -> None:
     message = encode_events(events)
     assert event_rows(memoryview(message), 0, len(message), LINEAGE) == events
+    batch = read(message, LINEAGE)
+    batch.validate(full=True)
+    assert batch.equals(pa.RecordBatch.from_pylist(events, schema=LINEAGE))
 
 
 @pytest.mark.parametrize("change", [{"attempt": 2**40}, {"attempt": "1"}, {"prev_len": None}, {"call_id": "\ud800"}])

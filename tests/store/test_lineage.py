@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -317,3 +319,16 @@ def test_an_event_is_hashed_as_its_columns_hold_it(root: Path) -> None:
     log.append("rollout_sealed", reward=1, temperature=0)
     log._lock.release()
     assert LineageLog(root, "gate").head == 0
+
+
+def test_events_are_written_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it where it is installed, which the first one who writes would wait for."""
+    code = """
+import sys
+from tokenlake.store.lake import OwnedLake
+with OwnedLake.open(sys.argv[1]) as lake:
+    lake.lineage.append_many([{"event_type": "policy_set", "detail": "1"}, {"event_type": "policy_set"}])
+    print("pandas" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "lake")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "False\n"

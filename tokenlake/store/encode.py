@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ EVENT_LAYOUT = Layout(LINEAGE, "served_text")
 _EVENT_NAMES = frozenset(LINEAGE.names)
 _MAX_SHAPES = 1024
 _MAX_PROFILES = 256
+_NO_HASH = bytes(32)
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -173,15 +176,44 @@ def encode_events(events: Sequence[Mapping[str, Any]]) -> bytes:
     """One IPC message with several events: kept all or none. Raises `InvalidInput` for a value that does not fit."""
     if len(events) == 1:
         return encode_event(events[0])
+    given = set[str]().union(*events)
     try:
-        columns = [_column(field, [event.get(field.name) for event in events]) for field in LINEAGE]
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+        columns = [
+            _column(field, [event.get(field.name) for event in events])
+            if field.name in given or not field.nullable
+            else pa.nulls(len(events), field.type)
+            for field in LINEAGE
+        ]
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidInput(f"a lineage event holds a value that its column cannot: {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=LINEAGE).serialize().to_pybytes()
 
 
 def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    absent = values.count(None)
+    """Not by `pa.array`, which imports pandas where it is installed: the first event would wait for half a second."""
+    kind, absent, valid = field.type, values.count(None), None
     if absent and not field.nullable:
         raise TypeError(f"{field.name} is missing")
-    return pa.nulls(absent, field.type) if absent == len(values) else pa.array(values, field.type)
+    if absent:
+        valid = _bits([value is not None for value in values])
+        nothing: Any = "" if pa.types.is_string(kind) else _NO_HASH if pa.types.is_fixed_size_binary(kind) else 0
+        values = [nothing if value is None else value for value in values]
+    if pa.types.is_string(kind):
+        texts = [value.encode() for value in values]
+        ends = pa.py_buffer(array("i", accumulate(map(len, texts), initial=0)))
+        return pa.StringArray.from_buffers(len(values), ends, pa.py_buffer(b"".join(texts)), valid, absent)
+    if pa.types.is_fixed_size_binary(kind):
+        if any(len(value) != len(_NO_HASH) for value in values):
+            raise ValueError(f"{field.name} has {len(_NO_HASH)} bytes")
+        data = pa.py_buffer(b"".join(values))
+    elif pa.types.is_boolean(kind):
+        data = _bits(values)
+    else:
+        code = "d" if pa.types.is_floating(kind) else "i" if pa.types.is_int32(kind) else "q"
+        data = pa.py_buffer(array(code, values))
+    return pa.Array.from_buffers(kind, len(values), [valid, data], absent)
+
+
+def _bits(flags: Sequence[bool]) -> pa.Buffer:
+    packed = int("".join("1" if flag else "0" for flag in reversed(flags)), 2)
+    return pa.py_buffer(packed.to_bytes(-(-len(flags) // 8), "little"))
