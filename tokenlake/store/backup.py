@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenlake.errors import Conflict, StorageFailed
-from tokenlake.store.encode import EVENT_LAYOUT
 from tokenlake.store.footer import has_footer
 from tokenlake.store.format import read_lake
+from tokenlake.store.lineage import events_end
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.segment import FLOOR, sync_directory, write_all
-from tokenlake.store.walk import walk
 
 __all__ = ["Backup", "back_up"]
 
@@ -56,7 +55,7 @@ def back_up(root: Path, target: Path) -> Backup:
         for path in _files(root):
             copy = partial / path.relative_to(root)
             copy.parent.mkdir(exist_ok=True)
-            size += _copy(path, copy, _events_end(path) if path.match("lineage/*/*.arrow") else None)
+            size += _copy(path, copy, _upto(path) if path.match("lineage/*/*.arrow") else None)
             files += 1
         for folder in (*partial.glob("*/*/"), *partial.glob("*/"), partial):
             sync_directory(folder)
@@ -82,12 +81,12 @@ def _files(root: Path) -> Iterator[Path]:
             yield from folder.glob(FLOOR)
 
 
-def _events_end(path: Path) -> int | None:
+def _upto(path: Path) -> int | None:
     """Where the last event ends in a log that is written; None: all of it is to be copied."""
     mapped = SegmentMaps(path.parent).get(path.name)
     if mapped is None or mapped.schema is None or has_footer(mapped.view):
         return None
-    return walk(mapped.view, mapped.first, len(mapped.view), EVENT_LAYOUT.prefix, lambda _, __: True).scanned
+    return events_end(mapped)
 
 
 def _copy(path: Path, copy: Path, upto: int | None) -> int:

@@ -24,7 +24,6 @@ EVENT_LAYOUT = Layout(LINEAGE, "served_text")
 _EVENT_NAMES = frozenset(LINEAGE.names)
 _MAX_SHAPES = 1024
 _MAX_PROFILES = 256
-_NO_HASH = bytes(32)
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -196,15 +195,17 @@ def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
         raise TypeError(f"{field.name} is missing")
     if absent:
         valid = _bits([value is not None for value in values])
-        nothing: Any = "" if pa.types.is_string(kind) else _NO_HASH if pa.types.is_fixed_size_binary(kind) else 0
+        nothing: Any = (
+            "" if pa.types.is_string(kind) else bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else 0
+        )
         values = [nothing if value is None else value for value in values]
     if pa.types.is_string(kind):
         texts = [value.encode() for value in values]
         ends = pa.py_buffer(array("i", accumulate(map(len, texts), initial=0)))
         return pa.StringArray.from_buffers(len(values), ends, pa.py_buffer(b"".join(texts)), valid, absent)
     if pa.types.is_fixed_size_binary(kind):
-        if any(len(value) != len(_NO_HASH) for value in values):
-            raise ValueError(f"{field.name} has {len(_NO_HASH)} bytes")
+        if any(len(value) != kind.byte_width for value in values):
+            raise ValueError(f"{field.name} has {kind.byte_width} bytes")
         data = pa.py_buffer(b"".join(values))
     elif pa.types.is_boolean(kind):
         data = _bits(values)

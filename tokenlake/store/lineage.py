@@ -24,7 +24,7 @@ from tokenlake.store.encode import EVENT_LAYOUT, encode_events, event_columns
 from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import blocks_of
 from tokenlake.store.lock import DirectoryLock, check_process
-from tokenlake.store.maps import SegmentMaps
+from tokenlake.store.maps import Mapped, SegmentMaps
 from tokenlake.store.mounts import is_local
 from tokenlake.store.records import event_rows
 from tokenlake.store.recover import recover_directory
@@ -40,7 +40,7 @@ from tokenlake.store.space import FreeSpace
 from tokenlake.store.torn import is_torn, sound, without_torn
 from tokenlake.store.walk import walk
 
-__all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "lineage_loss", "read_events"]
+__all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "events_end", "lineage_loss", "read_events"]
 
 LINEAGE_MAX_BYTES = 16 << 20
 """Of a segment: a kill leaves one that was not sealed, which the index takes in anew, in about a second."""
@@ -70,6 +70,11 @@ def read_events(root: Path, writer: str, maps: SegmentMaps | None = None) -> Ite
                 check_event_version(event["schema_version"], name)
                 if end is None or event["event_seq"] < end:
                     yield event
+
+
+def events_end(log: Mapped) -> int:
+    """Where the last event ends in a segment: zeros that it is written ahead by may follow."""
+    return walk(log.view, log.first, len(log.view), EVENT_LAYOUT.prefix, lambda _, __: True).scanned
 
 
 def _stretches(root: Path, writer: str, maps: SegmentMaps) -> list[tuple[int, int | None]]:

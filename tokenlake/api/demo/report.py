@@ -15,10 +15,9 @@ from tokenlake import sql
 from tokenlake.api.demo.agents import Traffic
 from tokenlake.api.demo.plan import Expected
 from tokenlake.api.demo.proof import Proof
-from tokenlake.store.encode import EVENT_LAYOUT
-from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.lineage import events_end
+from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.reader import Lake
-from tokenlake.store.walk import walk
 
 __all__ = ["Figures", "complaints", "measure", "show"]
 
@@ -55,12 +54,7 @@ def measure(lake: Lake, path: Path) -> Figures:
         values[name] = json.loads(values[name] or "{}")
     maps = SegmentMaps(path)
     logs = (maps.get(str(file.relative_to(path))) for file in path.glob("lineage/*/*.arrow"))
-    return Figures(**values, lineage_bytes=sum(_events_end(log) for log in logs if log is not None))
-
-
-def _events_end(log: Mapped) -> int:
-    """Bytes of a log, without the zeros that it is written ahead by."""
-    return walk(log.view, log.first, len(log.view), EVENT_LAYOUT.prefix, lambda _, __: True).scanned
+    return Figures(**values, lineage_bytes=sum(events_end(log) for log in logs if log is not None))
 
 
 def complaints(figures: Figures, planned: Expected, proof: Proof, loaded_rows: int, rows: int) -> list[str]:
