@@ -1,4 +1,4 @@
-"""Deltas to stage, with true digests."""
+"""Empty lakes, and deltas to stage, with true digests."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ import pytest
 
 from tokenlake.store.delta import Delta
 from tokenlake.store.digest import ArrayBytes, chain_hash, delta_digest, extras_digest
+from tokenlake.store.format import create_lake
 from tokenlake.store.lake import OwnedLake
 
 
@@ -73,6 +74,13 @@ def build_delta(
 @pytest.fixture
 def make_delta() -> Callable[..., Delta]:
     return build_delta
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty lake that nobody has open."""
+    create_lake(tmp_path / "lake")
+    return tmp_path / "lake"
 
 
 @pytest.fixture

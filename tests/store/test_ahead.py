@@ -36,12 +36,6 @@ PAGE = 4096
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    OwnedLake.open(tmp_path / "lake").close()
-    return tmp_path / "lake"
-
-
-@pytest.fixture
 def segment(root: Path) -> Path:
     return root / "deltas/w0/000000.arrow"
 
@@ -139,7 +133,7 @@ def test_of_one_append_a_loss_of_power_takes_any_pages(root: Path, segment: Path
     deltas = [make_delta(f"c{i}", n=[3, 300, 900][i % 3]) for i in range(8)]
     messages = [(encode_delta(delta), len(delta.token_mask or b"")) for delta in deltas]
     make_directory(segment.parent)
-    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments = SegmentWriter(segment.parent, DELTA)
     segments.append(messages[:2])
     durable = segment.read_bytes()
     segments.append(messages[2:])
@@ -189,7 +183,7 @@ def test_an_append_is_no_larger_than_what_an_index_looks_at_again(
     syncs: list[int] = []
     monkeypatch.setattr(os, "fdatasync", syncs.append)
     make_directory(segment.parent)
-    placed = SegmentWriter(segment.parent, DELTA, ahead=1 << 20).append([(message, 4)] * 5)
+    placed = SegmentWriter(segment.parent, DELTA).append([(message, 4)] * 5)
     assert len(placed) == 5
     assert len(syncs) == 3
 
@@ -198,7 +192,7 @@ def test_a_message_is_looked_for_again_when_a_later_one_was_written_meanwhile(
     segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_directory(segment.parent)
-    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments = SegmentWriter(segment.parent, DELTA)
     segments.append([(encode_delta(make_delta(f"c{i}")), 4) for i in range(3)])
     written = segment.read_bytes()
     view = memoryview(bytearray(written))
@@ -220,7 +214,7 @@ def test_who_looks_on_sees_whole_records_in_order(
     root: Path, segment: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_directory(segment.parent)
-    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments = SegmentWriter(segment.parent, DELTA)
     seen: list[int] = []
     real = os.pwrite
     with Lake(root) as lake:
@@ -253,7 +247,7 @@ def test_a_page_may_be_of_any_moment_of_an_append(
 ) -> None:
     """The system writes pages when it likes, and a backup reads them so: nothing there is damage."""
     make_directory(segment.parent)
-    segments = SegmentWriter(segment.parent, DELTA, ahead=1 << 20)
+    segments = SegmentWriter(segment.parent, DELTA)
     segments.append([(encode_delta(make_delta("c0")), 4)])
     moments = [segment.read_bytes()]
     real = os.pwrite

@@ -21,12 +21,6 @@ EVENTS = "SELECT detail FROM lineage WHERE event_type = 'policy_set' ORDER BY ev
 PAGE = 4096
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    OwnedLake.open(tmp_path / "lake").close()
-    return tmp_path / "lake"
-
-
 def log_of(root: Path) -> Path:
     return root / "lineage/gate/000000.arrow"
 

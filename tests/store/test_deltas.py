@@ -12,18 +12,11 @@ import pytest
 from tokenlake.errors import ConfigError, Conflict, InvalidInput, LakeLocked, StorageFailed, TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
-from tokenlake.store.format import create_lake
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
 
 Make = Callable[..., Delta]
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    create_lake(tmp_path / "lake")
-    return tmp_path / "lake"
 
 
 def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -15,17 +15,10 @@ from tests.crash.child import fork
 from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed
 from tokenlake.store.digest import ZERO_HASH, event_hash
 from tokenlake.store.encode import encode_event
-from tokenlake.store.format import create_lake
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.lineage import LineageLog, lineage_loss
 from tokenlake.store.reader import Lake
 from tokenlake.store.schema import LINEAGE
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    create_lake(tmp_path / "lake")
-    return tmp_path / "lake"
 
 
 def segment(root: Path, number: int = 0) -> Path:

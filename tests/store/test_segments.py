@@ -24,12 +24,6 @@ from tokenlake.store.walk import file_schema, walk
 Make = Callable[..., Delta]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    create_lake(tmp_path / "lake")
-    return tmp_path / "lake"
-
-
 def segment(root: Path, number: int = 0, writer: str = "w0") -> Path:
     return root / "deltas" / writer / f"{number:06d}.arrow"
 

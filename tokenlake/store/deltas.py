@@ -22,7 +22,6 @@ from tokenlake.store.delta import Delta, Place, same_content
 from tokenlake.store.encode import DELTA_LAYOUT, encode_delta
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import Mapped, SegmentMaps
-from tokenlake.store.mounts import is_local
 from tokenlake.store.records import DeltaKey, delta_at, delta_keys
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import DELTA
@@ -44,7 +43,6 @@ COMPACTED = "_compacted"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MAX_MESSAGE = 2**31 - 1
-_AHEAD = 1 << 20
 _Known = tuple[str, int, int, int, int]
 """Folder, segment, offset, length and row of a record."""
 
@@ -134,10 +132,7 @@ class DeltaWriter:
         if remember is None:
             self._load(name)
             self._learn_moved()
-        ahead = _AHEAD if is_local(directory) else 0
-        self._segments = SegmentWriter(
-            directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements, ahead=ahead
-        )
+        self._segments = SegmentWriter(directory, DELTA, max_bytes=segment_max_bytes, max_elements=segment_max_elements)
         self._commit: GroupCommit[list[_Wanted], list[_Wanted]] = GroupCommit(self._flush)
         self._turn = threading.Lock()
         self._closed = False

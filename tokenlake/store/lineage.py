@@ -25,7 +25,6 @@ from tokenlake.store.flatbuffer import message_lengths
 from tokenlake.store.footer import blocks_of
 from tokenlake.store.lock import DirectoryLock, check_process
 from tokenlake.store.maps import Mapped, SegmentMaps
-from tokenlake.store.mounts import is_local
 from tokenlake.store.records import event_rows
 from tokenlake.store.recover import recover_directory
 from tokenlake.store.schema import LINEAGE, SCHEMA_VERSION
@@ -45,7 +44,6 @@ __all__ = ["LINEAGE_MAX_BYTES", "LineageLog", "events_end", "lineage_loss", "rea
 LINEAGE_MAX_BYTES = 16 << 20
 """Of a segment: a kill leaves one that was not sealed, which the index takes in anew, in about a second."""
 
-_AHEAD = 1 << 20
 _Events = list[dict[str, Any]]
 _Outcome = _Events | TokenlakeError
 
@@ -190,8 +188,7 @@ class LineageLog:
         except (TokenlakeError, OSError):
             self._lock.release()
             raise
-        ahead = _AHEAD if is_local(self._directory) else 0
-        self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes, ahead=ahead)
+        self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
         self._commit: GroupCommit[list[_Outcome], list[_Outcome]] = GroupCommit(self._flush)
         self._opening = None if opening is None else event_columns(opening)
         self._closed = False

@@ -4,10 +4,10 @@ An append is data, then `fdatasync`, then the acknowledgement. Sealing appends t
 acknowledges nothing, and its file is never appended to again: the next append begins a new one, and what was written in
 vain is made unreadable.
 
-A segment may be written ahead: it ends with zeros, in whose place its next messages go. A sync of bytes that a file had
-before takes half as long as one that makes it longer. No byte of a message is ever written twice but the first four,
-which are zero until all others are there: so who looks on finds a message whole or not at all. The length that follows
-is there before: without it, they would be the end of a stream for as long as it takes to write it.
+On a disk of this machine a segment is written ahead: it ends with zeros, in whose place its next messages go. A sync of
+bytes that a file had before takes half as long as one that makes it longer. No byte of a message is ever written twice
+but the first four, which are zero until all others are there: so who looks on finds a message whole or not at all. The
+length that follows is there before: without it, they would be the end of a stream for as long as it takes to write it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tokenlake.errors import StorageFailed
 from tokenlake.store.footer import END_OF_STREAM, Block, Footer
+from tokenlake.store.mounts import is_local
 from tokenlake.store.walk import HEAD
 
 __all__ = [
@@ -49,6 +50,8 @@ FLOOR = "floor"
 _BLANK = bytes(4)
 """In place of the first bytes of a message, which does not begin as one then."""
 _LEAST_AHEAD = 1 << 16
+_MOST_AHEAD = 1 << 20
+"""Zeros, in bytes, that a segment is written ahead by; between these bounds as many as it has."""
 _log = logging.getLogger(__name__)
 
 Message = tuple[bytes, int]
@@ -110,9 +113,8 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 class SegmentWriter:
     """Appends messages to the newest segment of a directory. Not thread-safe: its caller takes turns.
 
-    `max_bytes` and `max_elements` bound a segment; a single larger message gets its own. `ahead` bounds the zeros, in
-    bytes, that it is written ahead by, which are as many as it has. 0: none. Of several messages in one append a loss
-    of power takes any: those that follow from each other are one.
+    `max_bytes` and `max_elements` bound a segment; a single larger message gets its own. Of several messages in one
+    append a loss of power takes any: those that follow from each other are one.
     """
 
     def __init__(
@@ -122,14 +124,13 @@ class SegmentWriter:
         *,
         max_bytes: int = SEGMENT_MAX_BYTES,
         max_elements: int = SEGMENT_MAX_ELEMENTS,
-        ahead: int = 0,
     ) -> None:
         self.directory = directory
         self._head = HEAD + schema.serialize().to_pybytes()
         self._footer = Footer(schema)
         self._max_bytes = max_bytes
         self._max_elements = max_elements
-        self._ahead = ahead
+        self._ahead = is_local(directory)
         self._next = next_number(directory)
         self._fd = -1
         self._segment = -1
@@ -230,7 +231,8 @@ class SegmentWriter:
 
     def _go_ahead(self, end: int) -> None:
         """Zeros from `end` on, within the bound of the segment."""
-        upto = min(end + min(max(self._size, _LEAST_AHEAD), self._ahead), max(self._max_bytes & ~7, end))
+        zeros = min(max(self._size, _LEAST_AHEAD), _MOST_AHEAD)
+        upto = min(end + zeros, max(self._max_bytes & ~7, end))
         # A disk without room for them has it for the messages, which are there.
         with contextlib.suppress(OSError):
             write_at(self._fd, bytes(upto - end), end)
