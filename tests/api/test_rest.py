@@ -187,6 +187,21 @@ def test_reads_see_whole_groups_in_one_order_while_others_are_published_dropped_
         assert door.client.audit()["healthy"]
 
 
+def test_rows_of_one_group_cost_that_group(door: Door) -> None:
+    for name in ("g", "h", "i"):
+        published(door, group_id=name)
+    fetcher = door.service.lake._index.fetcher
+
+    def cost(query: str) -> int:
+        before = fetcher.decoded
+        assert door.request("GET", f"/api/v1/rows?{query}").json()["rows"]
+        return fetcher.decoded - before
+
+    one = cost("group_id=h")
+    assert cost("limit=1&after=g") == one > 0
+    assert cost("limit=6") == 3 * one
+
+
 def test_every_answer_is_of_what_was_asked_by_many_at_once(door: Door) -> None:
     """B29, through the service's thread pool."""
     names = [f"r{i}" for i in range(3)]

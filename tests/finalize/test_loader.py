@@ -99,6 +99,19 @@ def test_no_delta_is_taken_in_for_rows_and_all_are_for_their_versions(path: Path
     source.close()
 
 
+def test_versions_of_some_groups_cost_those_groups(path: Path) -> None:
+    source = LakeSource(path)
+    costs: list[int] = []
+    for names in (NAMES[:1], NAMES[3:5]):
+        whole = source._whole
+        before = 0 if whole is None else whole.decoded
+        source.versions(names)
+        assert source._whole is not None
+        costs.append(source._whole.decoded - before)
+    assert costs[1] == 2 * costs[0] > 0
+    source.close()
+
+
 def test_groups_come_once_in_the_order_of_publication_or_of_the_seed(path: Path) -> None:
     assert groups(RowLoader(path)) == NAMES
     assert groups(RowLoader(path, purpose="eval")) == ["e"]

@@ -146,7 +146,7 @@ def test_an_agent_that_hangs_up_ends_the_generation(
         else:
             with held(served):
                 call = _asked(door, rollout)
-                wait_for(door, lambda: logged("prompt_token_ids"))
+                wait_for(door, lambda: logged("Added request"))
                 call.close()
                 wait_for(door, lambda: logged("aborted."))
         wait_for(door, lambda: running(served) == 0)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from tokenlake import sql
 from tokenlake.api.output import write_table
 from tokenlake.errors import ConfigError
+from tokenlake.store.query import fetch
 from tokenlake.store.reader import Lake
 
 __all__ = ["Difference", "diff", "row_differences"]
@@ -132,7 +133,7 @@ def _pairs(a: Lake, b: Lake, group: str | None) -> Iterator[tuple[str | None, st
 
 
 def _groups(lake: Lake, group: str | None) -> list[str]:
-    return [name for (name,) in lake.sql(sql.read("reads/diff_groups"), [group]).fetchall()]
+    return fetch(lake, sql.read("reads/diff_groups"), [group]).column("group_id").to_pylist()
 
 
 def _prompts(lake: Lake, groups: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -148,7 +149,7 @@ def _rows(lake: Lake, groups: Sequence[str | None]) -> dict[str | None, dict[tup
     """The rows of some groups, each by its place and segment."""
     names = [name for name in groups if name is not None]
     found: dict[str | None, dict[tuple[int, int], Row]] = {}
-    for row in cast("list[Row]", lake.sql(sql.read("reads/ready_rows_of"), [names]).to_arrow_table().to_pylist()):
+    for row in cast("list[Row]", fetch(lake, sql.read("reads/ready_rows_of"), [names], groups=names).to_pylist()):
         place = (int(row["rollout_id"].rpartition("_g")[2]), row["segment_index"])
         found.setdefault(row["group_id"], {})[place] = row
     return found

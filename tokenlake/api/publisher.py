@@ -18,7 +18,6 @@ from tokenlake import sql
 from tokenlake.api.control import Control
 from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.metrics import Metrics
-from tokenlake.api.queries import fetch
 from tokenlake.api.registration import GroupLocks
 from tokenlake.api.rollouts import Group
 from tokenlake.api.settings import Settings
@@ -28,6 +27,7 @@ from tokenlake.errors import Conflict, NotFound, TokenlakeError
 from tokenlake.finalize.judge import Judges
 from tokenlake.finalize.publish import PublishedGroup, publish_due
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.query import fetch
 
 __all__ = ["Publisher"]
 

@@ -1,7 +1,4 @@
-"""Reading a lake for an HTTP answer: tables, JSON rows, Arrow streams.
-
-Runs in threads; each query takes its own connection.
-"""
+"""Tables as HTTP answers: JSON rows and Arrow streams."""
 
 from __future__ import annotations
 
@@ -9,25 +6,13 @@ import datetime as dt
 import decimal
 import math
 import uuid
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
-from tokenlake.store.lake import OwnedLake
-
-__all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "fetch", "from_stream"]
+__all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "from_stream"]
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-
-
-def fetch(lake: OwnedLake, text: str, params: Sequence[Any], *, groups: Sequence[str] | None = None) -> pa.Table:
-    """The result of one of our own queries, over the whole lake or over some groups only."""
-    con = lake.connect(groups=groups, query=text)
-    try:
-        return con.sql(text, params=list(params)).to_arrow_table()
-    finally:
-        con.close()
 
 
 def from_stream(stream: bytes) -> pa.Table:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tokenlake import sql
 from tokenlake.api.own_route import OwnRoute, service_of, unless_gone
 from tokenlake.api.payload import payload, tag
-from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, fetch, from_stream
+from tokenlake.api.queries import ARROW_STREAM, as_json_rows, as_stream, from_stream
 from tokenlake.api.receipts import group_state
 from tokenlake.api.rollouts import Group
 from tokenlake.api.routes_control import credential
@@ -28,6 +28,7 @@ from tokenlake.api.sql_workers import SqlAnswer
 from tokenlake.api.wire import SqlBody, read_model
 from tokenlake.errors import InvalidInput, NotFound
 from tokenlake.ids import check_group_id
+from tokenlake.store.query import fetch
 
 __all__ = ["health", "router"]
 
@@ -110,11 +111,10 @@ async def get_rows(request: Request) -> Response:
 
 def _page(service: Service, group_id: str | None, after: str | None, limit: int) -> tuple[pa.Table, str | None]:
     """Runs in a thread: the rows of a page, and the cursor of the next one."""
+    if group_id is not None:
+        return _rows(service, [group_id]), None
     found = fetch(service.lake, sql.read("reads/ready_groups"), [None]).to_pydict()
     ready, sizes = cast("list[str]", found["group_id"]), cast("list[int]", found["n"])
-    if group_id is not None:
-        chosen = [group_id] if group_id in ready else []
-        return fetch(service.lake, sql.read("reads/ready_rows_of"), [chosen]), None
     if after is not None:
         if after not in ready:
             raise NotFound(f"no published group {after} to go on after", after=after)
@@ -126,8 +126,11 @@ def _page(service: Service, group_id: str | None, after: str | None, limit: int)
         if rows > limit:
             break
         chosen.append(name)
-    table = fetch(service.lake, sql.read("reads/ready_rows_of"), [chosen])
-    return table, chosen[-1] if len(chosen) < len(ready) else None
+    return _rows(service, chosen), chosen[-1] if len(chosen) < len(ready) else None
+
+
+def _rows(service: Service, groups: Sequence[str]) -> pa.Table:
+    return fetch(service.lake, sql.read("reads/ready_rows_of"), [groups], groups=groups)
 
 
 @router.post("/sql")

@@ -25,7 +25,6 @@ from tokenlake.api.lifecycle import Lifecycle
 from tokenlake.api.limits import Limits, Slots
 from tokenlake.api.metrics import Metrics
 from tokenlake.api.publisher import Publisher
-from tokenlake.api.queries import fetch
 from tokenlake.api.receipts import entry_of, rollout_state
 from tokenlake.api.recorder import Recorder
 from tokenlake.api.registration import GroupLocks, Registrar
@@ -44,6 +43,7 @@ from tokenlake.ingest.engine import Engine
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.prompter import Prompter
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.query import fetch
 
 __all__ = ["Service"]
 

@@ -22,6 +22,7 @@ from tokenlake.errors import DamagedLake, NotFound
 from tokenlake.finalize.judge import Judgement, Judges, PublishedGroup, judge, shards
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.policy import parse_policy
+from tokenlake.store.query import fetch
 
 __all__ = ["PublishedGroup", "publish_due", "set_policy"]
 
@@ -111,24 +112,14 @@ def _check_known(lake: OwnedLake, groups: Sequence[str] | None) -> None:
 
 
 def _due(lake: OwnedLake, wanted: list[str] | None) -> list[str]:
-    return [row[0] for row in lake.sql(sql.read("reads/due_groups"), [wanted]).fetchall()]
+    return fetch(lake, sql.read("reads/due_groups"), [wanted], groups=wanted).column("group_id").to_pylist()
 
 
 def _expire(lake: OwnedLake, wanted: list[str] | None, now: int, deadline_s: float | None, force: bool) -> None:
     """Write down that the slots nobody ended by their group's deadline have failed."""
-    rows = lake.sql(sql.read("reads/expired_slots"), [now, deadline_s, force, wanted]).fetchall()
-    events = [
-        {
-            "event_type": "rollout_failed",
-            "group_id": group_id,
-            "rollout_id": rollout_id,
-            "attempt": attempt,
-            "reason": reason,
-        }
-        for group_id, rollout_id, attempt, reason in rows
-    ]
-    if events:
-        lake.lineage.append_many(events)
+    expired = fetch(lake, sql.read("reads/expired_slots"), [now, deadline_s, force, wanted], groups=wanted).to_pylist()
+    if expired:
+        lake.lineage.append_many([{"event_type": "rollout_failed", **slot} for slot in expired])
 
 
 def _write(lake: OwnedLake, judgement: Judgement, policy: Mapping[str, Any], now: int) -> None:

@@ -17,6 +17,7 @@ from tokenlake import sql
 from tokenlake.errors import EngineFailed, MissingExtra, NotFound, TokenlakeError
 from tokenlake.store.exported import Catalog, ExportedFiles
 from tokenlake.store.objects import Objects
+from tokenlake.store.query import fetch
 from tokenlake.store.reader import Lake, RowLake
 from tokenlake.store.rowreader import MappedFiles, Place, RowFiles, RowReader
 from tokenlake.store.schema import ROW
@@ -102,7 +103,7 @@ class LakeSource:
         """As `Source` says."""
         if self._whole is None:
             self._whole = Lake(self._lake.path)
-        return self._whole.sql(sql.read("reads/versions_of"), [list(groups)]).to_arrow_table().to_pylist()
+        return fetch(self._whole, sql.read("reads/versions_of"), [list(groups)], groups=groups).to_pylist()
 
     def pad_id(self) -> int:
         """As `Source` says."""

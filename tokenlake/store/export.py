@@ -15,6 +15,7 @@ from tokenlake import sql
 from tokenlake.errors import Conflict
 from tokenlake.store.exported import Catalog, Entry, ExportedFile, ExportedGroup, check_digests, versions_name
 from tokenlake.store.objects import Objects, sha256_of
+from tokenlake.store.query import fetch
 from tokenlake.store.reader import Lake
 from tokenlake.store.rowreader import MappedFiles, RowReader
 
@@ -53,7 +54,8 @@ class Exporter:
         """
         self._lake.refresh()
         self._catalog.refresh()
-        published = self._lake.sql(sql.read("reads/groups_to_export")).fetchall()
+        found = fetch(self._lake, sql.read("reads/groups_to_export"), [])
+        published = [*zip(*found.to_pydict().values(), strict=True)]
         known = [group.place for group in self._catalog.groups]
         same = known == [(group_id, number, n) for group_id, number, n, _ in published[: len(known)]]
         if self._catalog.lake_id not in (None, self._lake.lake_id) or not same:
@@ -76,7 +78,7 @@ class Exporter:
                 files[number], size = self._put_rows(number)
                 sizes.append(size)
         versions = self._put_versions([group_id for group_id, *_ in published])
-        pad = self._lake.sql(sql.read("reads/pad_id")).fetchall()
+        pad = fetch(self._lake, sql.read("reads/pad_id"), []).columns[0].to_pylist()
         first = len(self._catalog.groups) // _STRETCH * _STRETCH
         groups = self._catalog.groups[first:] + [
             ExportedGroup(group_id=group_id, number=number, n=n, purpose=purpose, versions=versions)
@@ -85,7 +87,7 @@ class Exporter:
         entry = Entry(
             lake_id=self._lake.lake_id,
             first=first,
-            pad_id=int(pad[0][0] or 0) if pad else 0,
+            pad_id=int(pad[0] or 0) if pad else 0,
             groups=tuple(groups),
             files=tuple(files[number] for number in dict.fromkeys(group.number for group in groups)),
         )
@@ -101,7 +103,7 @@ class Exporter:
         return file, data.size
 
     def _put_versions(self, groups: list[str]) -> str:
-        runs = self._lake.sql(sql.read("reads/versions_of"), [groups]).to_arrow_table()
+        runs = fetch(self._lake, sql.read("reads/versions_of"), [groups], groups=groups)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, runs.schema) as writer:
             writer.write_table(runs)

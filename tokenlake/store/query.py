@@ -1,9 +1,9 @@
-"""Running one query of a caller: it reads and nothing else, and its errors become ours."""
+"""Running one query: a caller's, which reads and nothing else and whose errors become ours, or one of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import duckdb
 import pyarrow as pa
@@ -11,9 +11,26 @@ import pyarrow as pa
 from tokenlake import sql
 from tokenlake.errors import QueryError
 
-__all__ = ["fetch_table", "run_query"]
+__all__ = ["Connects", "fetch", "fetch_table", "run_query"]
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+
+
+class Connects(Protocol):
+    """A lake that is owned, or one that is read."""
+
+    def connect(self, *, groups: Sequence[str] | None = None, query: str | None = None) -> duckdb.DuckDBPyConnection:
+        """A connection of the caller's own, over some groups or all, with the views that `query` names."""
+        ...
+
+
+def fetch(lake: Connects, text: str, params: Sequence[Any], *, groups: Sequence[str] | None = None) -> pa.Table:
+    """The result of one of our own queries, over the whole lake or over some groups only, which costs those groups."""
+    con = lake.connect(groups=groups, query=text)
+    try:
+        return con.sql(text, params=list(params)).to_arrow_table()
+    finally:
+        con.close()
 
 
 def run_query(

@@ -16,6 +16,7 @@ from tokenlake.errors import ConfigError, Conflict, NotFound
 from tokenlake.ids import split_rollout_id
 from tokenlake.store.compact import Compaction
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.query import fetch
 
 __all__ = ["Retention", "Retired", "retire", "retire_named"]
 
@@ -70,17 +71,18 @@ def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Seque
     """
     owners = {rollout: split_rollout_id(rollout)[0] for rollout in rollouts}
     wanted = sorted({*groups, *owners.values()})
-    known = {name: rest for name, *rest in lake.sql(sql.read("reads/group_closings"), [wanted]).fetchall()}
+    found = fetch(lake, sql.read("reads/group_closings"), [wanted], groups=wanted)
+    known = {row["group_id"]: row for row in found.to_pylist()}
     for name in wanted:
         if name not in known:
             raise NotFound(f"no group {name} in {lake.path}", group_id=name)
-        if known[name][0] is None:
+        if known[name]["closed_by"] is None:
             raise Conflict(f"group {name} is still open: publish or abort it first", group_id=name)
-    fresh = [name for name in sorted({*groups}) if not known[name][1]]
+    fresh = [name for name in sorted({*groups}) if not known[name]["whole"]]
     alone = [
         rollout
         for rollout, owner in sorted(owners.items())
-        if owner not in groups and not known[owner][1] and rollout not in known[owner][2]
+        if owner not in groups and not known[owner]["whole"] and rollout not in known[owner]["rollouts"]
     ]
     return _retire(lake, fresh, alone, json.dumps({"named": True}))
 

@@ -22,10 +22,11 @@ from tokenlake.api.console.render import page, static_file
 from tokenlake.api.console.session import end_session, is_open, same_site, start_session
 from tokenlake.api.console.strip import token_strip
 from tokenlake.api.own_route import OwnRoute, service_of, unless_gone
-from tokenlake.api.queries import as_json_rows, fetch, from_stream
+from tokenlake.api.queries import as_json_rows, from_stream
 from tokenlake.api.service import Service
 from tokenlake.errors import InvalidInput, NotFound, TokenlakeError
 from tokenlake.ids import check_group_id, split_rollout_id
+from tokenlake.store.query import fetch
 
 __all__ = ["router"]
 

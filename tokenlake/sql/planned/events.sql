@@ -2,6 +2,17 @@
 --   Columns that no verdict depends on are not here, since every operator pays for the width
 -- grain: event
 -- reads: tl_events
+WITH wanted AS (
+    -- Each is looked for by itself: a scan for one or the other reads every column of every event.
+    SELECT rowid AS event_row
+    FROM tl_events
+    WHERE tl_group IN (SELECT unnest(?1::VARCHAR[]))
+    UNION ALL
+    SELECT rowid AS event_row
+    FROM tl_events
+    WHERE event_type IN ('policy_set', 'model_registered')
+)
+
 SELECT
     event_seq,
     "at",
@@ -46,4 +57,4 @@ SELECT
     terminal_selection,
     detail
 FROM tl_events
-WHERE event_type IN ('policy_set', 'model_registered') OR tl_group IN (SELECT unnest(?1::VARCHAR[]));
+WHERE rowid IN (SELECT wanted.event_row FROM wanted);
