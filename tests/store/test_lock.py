@@ -1,5 +1,7 @@
 """One owner, whatever name the lake is called by and whatever happens to a lock file (B26, B29)."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -11,6 +13,8 @@ import pytest
 
 from tests.store.test_lake import row_table
 from tokenlake.errors import LakeLocked, StorageFailed
+from tokenlake.store import snapshot
+from tokenlake.store.backup import back_up
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 
@@ -75,6 +79,59 @@ def test_who_lost_its_lock_files_writes_nothing_any_more(lake: OwnedLake, make_d
         assert again.lineage.head == last["event_seq"]
         assert again.sql("SELECT call_id FROM deltas ORDER BY ALL").fetchall() == [("c0",), ("c1",)]
         assert again.sql("SELECT * FROM lake_findings").fetchall() == []
+
+
+def test_who_lost_its_folder_writes_into_neither_any_more(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody moves a lake away that is in use and puts a copy in its place."""
+    monkeypatch.setattr(snapshot, "_LEAST", 0)
+    lake.delta_writer("w0").stage(make_delta("c0"))
+    lake.lineage.append("policy_set")
+    aside = lake.path.rename(lake.path.with_name("aside"))
+    back_up(aside, lake.path)
+    before = {path: path.read_bytes() for path in lake.path.parent.rglob("*.arrow")}
+    for attempt in (
+        lambda: lake.delta_writer("w0").stage(make_delta("c1")),
+        lambda: lake.delta_writer("w1"),
+        lambda: lake.lineage.append("policy_set"),
+        lambda: lake.write_rows(row_table("g0")),
+        lake.compact,
+    ):
+        with pytest.raises(StorageFailed, match=r"was removed or replaced while"):
+            attempt()
+    assert {path: path.read_bytes() for path in lake.path.parent.rglob("*.arrow")} == before
+    with pytest.raises(LakeLocked):
+        OwnedLake.open(aside)
+    assert not lake.snapshot()
+    with pytest.raises(StorageFailed):
+        lake.close()
+    assert not [*lake.path.glob("index.*")]
+    for path in (aside, lake.path):
+        with OwnedLake.open(path) as again:
+            assert again.sql("SELECT call_id FROM deltas").fetchall() == [("c0",)]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_told(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    lake.delta_writer("w0").stage(make_delta("c0"))
+
+    def flock(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for attempt in (
+        lambda: OwnedLake.open(lake.path.with_name("other")),
+        lambda: lake.delta_writer("w1"),
+        lake.compact,
+        lambda: back_up(lake.path, lake.path.with_name("copy")),
+    ):
+        with pytest.raises(StorageFailed, match="needs a file system with flock"):
+            attempt()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_lake_that_cannot_be_closed_well_is_let_go_all_the_same(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -147,6 +146,7 @@ class OwnedLake:
         self._check()
         with self._mutex:
             if name not in self._writers:
+                self.lineage.check()
                 self._writers[name] = DeltaWriter(self.path, name, remember=remember, space=self.space, **self._bounds)
             return self._writers[name]
 
@@ -264,7 +264,7 @@ class OwnedLake:
     def snapshot(self) -> bool:
         """Write down what readers of a large lake open quickly by, if enough is new; whether it was written."""
         self.refresh()
-        return write_snapshot(self.path, self._index, self.space)
+        return self._write_snapshot()
 
     def rebuild(self) -> float:
         """Drop the index file, build it anew from the Arrow files, and return the seconds that took."""
@@ -286,8 +286,7 @@ class OwnedLake:
         check_process(self._pid, self._what)
         self._closed = True
         with ExitStack() as last_first:
-            snapshot = partial(write_snapshot, self.path, self._index, self.space)
-            for let_go in (self._lock.release, self._index.close, snapshot, self.lineage.close):
+            for let_go in (self._lock.release, self._index.close, self._write_snapshot, self.lineage.close):
                 last_first.callback(let_go)
             for writer in self._writers.values():
                 last_first.callback(writer.close)
@@ -297,6 +296,10 @@ class OwnedLake:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write_snapshot(self) -> bool:
+        """Whether one was written: not into a folder that is another lake's by now."""
+        return self._lock.lost() is None and write_snapshot(self.path, self._index, self.space)
 
     def _refresh(self, skip: Sequence[str] = ()) -> None:
         """Refresh the index; one that the disk refuses to write goes on in memory, so that reading goes on."""

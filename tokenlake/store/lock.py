@@ -34,6 +34,7 @@ class DirectoryLock:
 
     def __init__(self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0) -> None:
         self._path = path
+        self._name = str(path)
         self._what = what
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -43,15 +44,21 @@ class DirectoryLock:
             ) from error
         try:
             _acquire(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + wait_s)
-        except BlockingIOError as error:
+        except OSError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
             self._fd = -1
+            if not isinstance(error, BlockingIOError):
+                raise StorageFailed(
+                    f"{path} cannot be locked ({error.strerror}): {what} needs a file system with flock"
+                ) from error
             who = f"process {holder}" if holder else "another process"
             raise LakeLocked(
                 f"{what} is owned by {who}: use it through that process, or stop it first", pid=holder, path=str(path)
             ) from error
         self.pid = os.getpid()
+        about = os.fstat(self._fd)
+        self._inode = about.st_dev, about.st_ino
         note = json.dumps({"pid": self.pid, "since": int(time.time())}).encode()
         # The note only helps who is refused; the lock is held without it, on a full disk too.
         with contextlib.suppress(OSError):
@@ -68,8 +75,11 @@ class DirectoryLock:
             return None
 
     def lost(self) -> StorageFailed | None:
-        """Why nothing may be written any more: somebody removed the file, and who came after locked another one."""
-        if self._fd >= 0 and os.fstat(self._fd).st_nlink:
+        """Why nothing may be written any more: somebody removed the file or moved a folder that it lies in.
+
+        Who came after locked another one.
+        """
+        if self._fd >= 0 and _inode(self._name) == self._inode:
             return None
         return StorageFailed(
             f"{self._path} was removed or replaced while {self._what} was open, so another process may have it by now: "
@@ -106,6 +116,15 @@ def _acquire(fd: int, mode: int, until: float) -> None:
             if time.monotonic() >= until:
                 raise
         time.sleep(_RETRY_S)
+
+
+def _inode(name: str) -> tuple[int, int] | None:
+    """What tells a file from every other one; None: there is none."""
+    try:
+        about = os.stat(name)  # noqa: PTH116  # a Path costs more than the call, before every sync
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _holder(fd: int) -> int | None:
