@@ -14,7 +14,8 @@ import pytest
 
 import tokenlake
 from tests.long import either
-from tokenlake.errors import TokenlakeError
+from tokenlake.errors import Conflict, NotFound, TokenlakeError
+from tokenlake.store.backup import back_up
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
@@ -279,3 +280,39 @@ def test_a_forked_child_that_ends_as_any_program_does_is_no_crash(filled: OwnedL
     )
     done = subprocess.run([sys.executable, "-c", script, filled.path], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["7", "True"], done.stderr
+
+
+@pytest.mark.parametrize("how", ["moved", "another lake", "an older copy"])
+def test_a_lake_that_goes_or_is_replaced_under_a_reader_is_told(
+    filled: OwnedLake, make_delta: Make, tmp_path: Path, how: str
+) -> None:
+    """It is not taken for an empty one, and what another folder holds is never added to what was read."""
+    path, copy = filled.path, tmp_path / "copy"
+    if how == "another lake":
+        OwnedLake.open(copy).close()
+    else:
+        back_up(path, copy)
+    with OwnedLake.open(copy) as other:
+        other.lineage.append("policy_set", detail="{}")
+    filled.close()
+    with OwnedLake.open(path) as lake:
+        lake.lineage.append("group_registered", group_id="g99", n=1)
+        lake.delta_writer("w0").stage(make_delta("c99", rollout_id="g99_g0"))
+    with Lake(path) as reader, Lake(copy) as wanted:
+        before = reader.sql("SELECT event_seq, event_hash FROM lineage ORDER BY ALL").fetchall()
+        path.rename(tmp_path / "aside")
+        if how == "moved":
+            with pytest.raises(NotFound, match="no lake at"):
+                reader.refresh()
+        copy.rename(path)
+        if how == "another lake":
+            with pytest.raises(Conflict, match="is another lake by now"):
+                reader.refresh()
+        if how != "an older copy":
+            assert reader.sql("SELECT event_seq, event_hash FROM lineage ORDER BY ALL").fetchall() == before
+            return
+        reader.refresh()
+        for name in ("lineage", "deltas", "rows", "lake_findings"):
+            assert reader.sql(f"SELECT * FROM {name} ORDER BY ALL").fetchall() == (
+                wanted.sql(f"SELECT * FROM {name} ORDER BY ALL").fetchall()
+            )

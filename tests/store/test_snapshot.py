@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import tokenlake
 from tokenlake.store import intake, placed, snapshot
+from tokenlake.store.backup import back_up
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.retention import retire_named
@@ -200,3 +202,21 @@ def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path, make_de
         assert reader.sql("SELECT count(*), count(digest) FROM deltas").fetchall() == [(60, 60)]
         reader.refresh()
         assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(0,)]
+
+
+def test_an_index_that_was_left_under_another_copy_is_read_again(path: Path, make_delta: Make, tmp_path: Path) -> None:
+    """As who lays an older copy over a lake leaves it: sealed segments of the same numbers, with other content."""
+    back_up(path, tmp_path / "copy")
+    with OwnedLake.open(path) as lake:
+        write(lake, make_delta, range(5, 9))
+    with OwnedLake.open(tmp_path / "copy") as lake:
+        write(lake, make_delta, range(9, 10))
+    OwnedLake.open(path).close()  # which sees that they are sealed
+    for name in ("lineage", "deltas", "rows"):
+        shutil.rmtree(path / name)
+        shutil.copytree(tmp_path / "copy" / name, path / name)
+    shutil.copy(tmp_path / "copy" / "lake.json", path)
+    wanted = everything(tmp_path / "copy")
+    assert everything(path) == wanted
+    with OwnedLake.open(path) as lake:
+        assert {name: sorted(lake.sql(f"SELECT * FROM {name}").fetchall(), key=repr) for name in RELATIONS} == wanted

@@ -20,12 +20,13 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake import sql
-from tokenlake.errors import NotFound
+from tokenlake.errors import Conflict, NotFound
 from tokenlake.store import functions, guard, views
 from tokenlake.store.delta import Delta, DeltaId, Place
 from tokenlake.store.deltas import read_places, segment_name
 from tokenlake.store.fetch import Fetcher
-from tokenlake.store.intake import Change, Scanned, compacted_places, segment_path, still_there, take_in
+from tokenlake.store.format import lake_file, read_lake
+from tokenlake.store.intake import Change, Scanned, compacted_places, inode_of, segment_path, still_there, take_in
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.planned import Planned
 from tokenlake.store.scan import scan_deltas
@@ -85,7 +86,12 @@ class Index:
             # A segment that is written ahead does not become shorter when the power takes what was read of it.
             if kind != "rows" and not ended and not still_there(self.maps, segment, checked, scanned):
                 self._scanned[segment] = (scanned, ended, _NO_INODE)
+            # Of an index that was copied with its lake, or that was left when a copy was laid over it.
+            elif ended and inode_of(root, segment) not in (inode, None):
+                self._scanned[segment] = (scanned, False, _NO_INODE)
         self._stamps: dict[str, int] = {}
+        self._lake_id: str = read_lake(root)["lake_id"]
+        self._lake_file = lake_file(root)
         self._compacted: dict[DeltaId, Place] = {}
         _open.add(self)
 
@@ -134,10 +140,10 @@ class Index:
         """Take in what was written since the last refresh; `skip` names delta writers to leave for a later one.
 
         With `limit` it stops after that many bytes; true when there is more. Raises `FormatError` for an event of a
-        newer schema.
+        newer schema, `NotFound` where the lake is gone, `Conflict` where another one is in its place.
         """
         with self._refreshing:
-            change = take_in(self.root, self.maps, self._scanned, self._stamps, frozenset(skip), limit)
+            change = self._take_in(frozenset(skip), limit)
             if change.empty:
                 return False
             con = self.cursor(query="")
@@ -156,6 +162,18 @@ class Index:
             self._stamps = change.stamps
             self._compacted = {}
             return change.partial
+
+    def _take_in(self, skip: frozenset[str], limit: int | None) -> Change:
+        """What is new, of one lake: its folder may be moved away, or unmounted, or another copy come into its place."""
+        while True:
+            change = take_in(self.root, self.maps, self._scanned, self._stamps, skip, limit)
+            file = lake_file(self.root)
+            if file == self._lake_file:
+                return change
+            if read_lake(self.root)["lake_id"] != self._lake_id:
+                raise Conflict(f"{self.root} is another lake by now than the one that was opened: open it again")
+            self._lake_file = file
+            self._scanned = {segment: (read[0], False, _NO_INODE) for segment, read in self._scanned.items()}
 
     def hold(self) -> None:
         """Map every segment of deltas that is known, so that it is read on when retention removes it."""

@@ -37,6 +37,7 @@ __all__ = [
     "Segment",
     "compacted_places",
     "delta_writers",
+    "inode_of",
     "new_deltas",
     "segment_path",
     "still_there",
@@ -90,6 +91,14 @@ def segment_path(segment: Segment) -> str:
     """Path below the lake."""
     kind, writer, number = segment
     return f"{kind}/{writer}/{number:06d}.arrow" if writer else f"{kind}/{number:06d}.arrow"
+
+
+def inode_of(root: Path, segment: Segment) -> int | None:
+    """Of a segment's file; None: it is gone."""
+    try:
+        return (root / segment_path(segment)).stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def take_in(
