@@ -279,3 +279,55 @@ def test_a_closed_writer_refuses(root: Path, make_delta: Make) -> None:
     writer.close()
     with pytest.raises(TokenlakeError, match="closed"):
         writer.stage(make_delta())
+
+
+def test_what_is_staged_while_the_writer_is_closed_is_there_or_refused(
+    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = DeltaWriter(root, "w0")
+    writer.stage(make_delta("c0"))
+    real, closing = os.fdatasync, threading.Thread(target=writer.close)
+
+    def sync(fd: int) -> None:
+        real(fd)
+        if threading.current_thread() is not closing:
+            monkeypatch.undo()
+            closing.start()
+            closing.join(0.2)  # long enough for a close that does not wait
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    assert writer.stage(make_delta("c1")).segment == 0
+    closing.join()
+    writer._closed = False  # as for a call that looked before
+    with pytest.raises(StorageFailed, match="was closed meanwhile"):
+        writer.stage(make_delta("c2"))
+    assert calls(root) == ["c0", "c1"]
+
+
+def test_what_an_interrupt_left_is_never_written_over(
+    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a notebook, as it comes nearly always: while the sync is waited for."""
+    writer = DeltaWriter(root, "w0")
+    writer.stage(make_delta("c0"))
+    real = os.fdatasync
+
+    def interrupted(fd: int) -> None:
+        real(fd)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdatasync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.stage(make_delta("c1"))
+    monkeypatch.undo()
+    with Lake(root) as reader:
+        assert calls(root) == ["c0", "c1"]
+        writer.stage(make_delta("c2", n=400))
+        writer.stage(make_delta("c3"))
+        reader.refresh()
+        for sealed in (False, True):
+            said = reader.sql("SELECT call_id FROM deltas ORDER BY ALL").fetchall()
+            assert said == [("c0",), ("c1",), ("c2",), ("c3",)], sealed
+            assert reader.sql("SELECT * FROM lake_findings").fetchall() == []
+            writer.close()
+            reader.refresh()

@@ -325,3 +325,52 @@ with OwnedLake.open(sys.argv[1]) as lake:
 """
     command = [sys.executable, "-c", code, str(tmp_path / "lake")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_an_event_that_is_written_while_the_log_is_closed_is_there_or_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LineageLog(root, "gate")
+    log.append("policy_set")
+    real, closing = os.fdatasync, threading.Thread(target=log.close)
+
+    def sync(fd: int) -> None:
+        real(fd)
+        monkeypatch.undo()
+        closing.start()
+        closing.join(0.2)  # long enough for a close that does not wait
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    log.append("policy_set")
+    closing.join()
+    log._closed = False  # as for a call that looked before
+    with pytest.raises(StorageFailed, match="was closed meanwhile"):
+        log.append("policy_set")
+    assert [event["event_seq"] for event in log.events()] == [0, 1]
+    assert lineage_loss(root) == []
+
+
+def test_an_event_that_an_interrupt_left_is_never_written_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody acknowledged it: the next event takes its number, also for who has read it."""
+    log = LineageLog(root, "gate")
+    log.append("policy_set", detail="a")
+    real = os.fdatasync
+
+    def interrupted(fd: int) -> None:
+        real(fd)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdatasync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        log.append("policy_set", detail="b" * 5000)
+    monkeypatch.undo()
+    said = "SELECT event_seq, detail FROM lineage ORDER BY event_seq"
+    with Lake(root) as reader:
+        assert len(reader.sql(said).fetchall()) == 2
+        log.append("policy_set", detail="c")
+        log.append("policy_set", detail="d")
+        log.close()
+        reader.refresh()
+        assert reader.sql(said).fetchall() == [(0, "a"), (1, "c"), (2, "d")]
+        assert reader.sql("SELECT * FROM lake_findings").fetchall() == []
+    assert lineage_loss(root) == []

@@ -200,10 +200,11 @@ class DeltaWriter:
         if self._closed:
             return
         check_process(self._pid, self._what)
-        self._closed = True
-        self._segments.seal()
-        self._maps.clear()
-        self._lock.release()
+        with self._turn:
+            self._closed = True
+            self._segments.seal()
+            self._maps.clear()
+            self._lock.release()
 
     def _check(self) -> None:
         if self._closed:

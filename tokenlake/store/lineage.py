@@ -191,6 +191,7 @@ class LineageLog:
         self._segments = SegmentWriter(self._directory, LINEAGE, max_bytes=segment_max_bytes)
         self._commit: GroupCommit[list[_Outcome], list[_Outcome]] = GroupCommit(self._flush)
         self._opening = None if opening is None else event_columns(opening)
+        self._turn = threading.Lock()
         self._closed = False
         self._anchor_once()
 
@@ -265,13 +266,14 @@ class LineageLog:
         if self._closed:
             return
         check_process(self._pid, self._what)
-        self._closed = True
-        try:
-            self._segments.seal()
-            if self._end[0] >= 0:
-                self.anchor()
-        finally:
-            self._lock.release()
+        with self._turn:
+            self._closed = True
+            try:
+                self._segments.seal()
+                if self._end[0] >= 0:
+                    self.anchor()
+            finally:
+                self._lock.release()
 
     def _anchor_once(self) -> None:
         """Anchor a log that a crash left without: one that was opened again and has none has lost it."""
@@ -296,6 +298,10 @@ class LineageLog:
         return seq, at, head
 
     def _flush(self, tickets: list[Ticket[list[_Outcome], list[_Outcome]]]) -> None:
+        with self._turn:
+            self._flush_in_turn(tickets)
+
+    def _flush_in_turn(self, tickets: list[Ticket[list[_Outcome], list[_Outcome]]]) -> None:
         lost = self._lock.lost()
         if lost is not None:
             for ticket in tickets:

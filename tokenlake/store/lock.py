@@ -77,9 +77,11 @@ class DirectoryLock:
     def lost(self) -> StorageFailed | None:
         """Why nothing may be written any more: somebody removed the file or moved a folder that it lies in.
 
-        Who came after locked another one.
+        Who came after locked another one. Or it was released meanwhile.
         """
-        if self._fd >= 0 and _inode(self._name) == self._inode:
+        if self._fd < 0:
+            return StorageFailed(f"{self._what} was closed meanwhile: nothing was acknowledged; open it again")
+        if _inode(self._name) == self._inode:
             return None
         return StorageFailed(
             f"{self._path} was removed or replaced while {self._what} was open, so another process may have it by now: "

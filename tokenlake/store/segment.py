@@ -139,6 +139,7 @@ class SegmentWriter:
         """Of the file, zeros included."""
         self._elements = 0
         self._blocks: list[Block] = []
+        self._appending = False
 
     @property
     def position(self) -> tuple[int, int]:
@@ -147,6 +148,8 @@ class SegmentWriter:
 
     def append(self, messages: Sequence[Message]) -> list[tuple[int, int] | StorageFailed]:
         """Make messages durable; (segment, offset) of each, or why it is not. One sync for each segment touched."""
+        self._leave_interrupted()
+        self._appending = True
         done: list[tuple[int, int] | StorageFailed] = []
         while len(done) < len(messages):
             start = stop = len(done)
@@ -170,10 +173,21 @@ class SegmentWriter:
                 done.append((self._segment, offset))
                 offset += len(message)
             self._size, self._elements = size, elements
+        self._appending = False
         return done
 
     def seal(self) -> None:
         """Write the footer and let go of the file. A failure costs nothing: an unsealed segment is recovered later."""
+        self._leave_interrupted()
+        self._seal()
+
+    def _leave_interrupted(self) -> None:
+        """Never write again where an interrupt ended an append: somebody may have read what it wrote."""
+        if self._appending:
+            self._drop()
+        self._appending = False
+
+    def _seal(self) -> None:
         if self._fd < 0:
             return
         try:
@@ -201,7 +215,7 @@ class SegmentWriter:
 
     def _ready(self, data: bytes, elements: int) -> None:
         if self._fd >= 0 and self._blocks and not self._fits(self._size, self._elements, (data, elements)):
-            self.seal()
+            self._seal()
         if self._fd >= 0:
             return
         self._segment = self._next
