@@ -10,6 +10,7 @@ from tokenlake.errors import InvalidInput
 from tokenlake.store.delta import Delta
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.reader import Lake
+from tokenlake.store.retention import retire_named
 from tokenlake.store.scan import DELTAS
 
 Make = Callable[..., Delta]
@@ -88,3 +89,16 @@ def test_a_scan_knows_what_is_there_at_the_last_refresh(path: Path, make_delta: 
         assert len(scanned(lake)) == 150
         lake.refresh()
         assert [row["call_id"] for row in scanned(lake, groups=["g9"])] == ["new"]
+
+
+def test_a_scan_goes_on_over_what_retention_removed_and_a_refresh_forgot(path: Path) -> None:
+    with Lake(path) as lake, OwnedLake.open(path) as owner:
+        wanted = scanned(lake)
+        under_way = lake.scan_deltas()
+        owner.lineage.append_many([{"event_type": "group_registered", "group_id": "g0", "n": 1}])
+        owner.lineage.append_many([{"event_type": "group_dropped", "group_id": "g0", "n": 1, "reason": "aborted"}])
+        assert retire_named(owner, groups=["g0"]).compaction.retired == 50
+        owner.compact()
+        lake.refresh()
+        assert under_way.read_all().to_pylist() == wanted
+        assert len(scanned(lake)) == 100

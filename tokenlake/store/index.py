@@ -207,8 +207,10 @@ class Index:
 
     def scan_deltas(self, groups: Sequence[str] | None, columns: Sequence[str] | None) -> pa.RecordBatchReader:
         """The relation `deltas`, or some groups of it, past DuckDB: see `tokenlake.store.scan`."""
+        # What is mapped now is read on by who goes through it slowly, also when a refresh lets go of it.
+        maps = self.maps.copy()
         (places,) = self._asked(groups, "index/places_of_groups")
-        return scan_deltas(self.fetcher, places, columns)
+        return scan_deltas(Fetcher(maps, self._moved), places, columns)
 
     def find_delta(self, key: DeltaId) -> tuple[Place, bytes] | None:
         """(place, digest) of the record with this key, the last copy of it; None where the index knows none."""

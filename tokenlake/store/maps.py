@@ -73,6 +73,13 @@ class SegmentMaps:
                 self._maps.popitem(last=False)
             return made
 
+    def copy(self) -> SegmentMaps:
+        """The same maps, to be kept for as long as the copy is."""
+        copy = SegmentMaps(self._root)
+        with self._lock:
+            copy._maps = self._maps.copy()
+        return copy
+
     def forget(self, name: str) -> None:
         """Let go of the map of a file that is gone."""
         with self._lock:
