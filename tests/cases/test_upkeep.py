@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 import tokenlake
 from tests.cases.conftest import CaseLake, call, fail, group, seal
+from tokenlake.errors import ConfigError
 from tokenlake.store import intake
 from tokenlake.store.backup import back_up
 from tokenlake.store.lake import OwnedLake
@@ -86,6 +88,18 @@ def test_gc_removes_deltas_and_keeps_rows_and_the_trail(
     assert "retired 0 groups" in run(filled, "gc", *arguments)
 
 
+def test_any_age_is_a_rule_and_a_retired_event_says_by_which(filled: CaseLake) -> None:
+    with OwnedLake.open(filled.path) as lake:
+        for age in (math.nan, math.inf, -1.0):
+            with pytest.raises(ConfigError, match="an age is a number of seconds"):
+                retire(lake, Retention(older_than_s=age))
+        assert retire(lake, Retention(older_than_s=1e308, below_version=2**70)).groups == ()
+        assert retire(lake, Retention(older_than_s=0.0)).groups == ("new", "old")
+    assert filled.sql("SELECT DISTINCT detail FROM lineage WHERE event_type = 'retired'") == [
+        ('{"older_than_s": 0.0}',)
+    ]
+
+
 def test_gc_of_what_was_consumed_spares_what_was_given_back(filled: CaseLake) -> None:
     with OwnedLake.open(filled.path) as lake:
         for name, last in (("old", "rows_consumed"), ("new", "rows_released")):
@@ -136,6 +150,7 @@ def test_a_reader_that_takes_in_while_gc_runs_knows_why_a_delta_is_gone(
         (["--group", "open"], "still open"),
         (["--group", "nope"], "no group nope"),
         (["--rollout", "nope_g0"], "no group nope"),
+        (["--rollout", "old_g2"], "has no rollout old_g2"),
         (["--group", "old", "--consumed"], "not both"),
     ],
 )

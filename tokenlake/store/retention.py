@@ -7,6 +7,7 @@ event on, an absent delta is retired and no fault. A crash in between leaves rec
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,10 @@ _EVENTS_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Which closed groups lose their deltas: those that meet every condition that is set."""
+    """Which closed groups lose their deltas: those that meet every condition that is set.
+
+    Raises `ConfigError` for an age that is none.
+    """
 
     older_than_s: float | None = None
     """Seconds since the group was closed."""
@@ -33,6 +37,10 @@ class Retention:
     """The newest weight version of the group is below this one; an unknown version never is."""
     consumed: bool = False
     """Some consumer has consumed the group's rows and not given them back."""
+
+    def __post_init__(self) -> None:
+        if self.older_than_s is not None and not 0 <= self.older_than_s < math.inf:
+            raise ConfigError(f"an age is a number of seconds, 0 or more, not {self.older_than_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +65,21 @@ def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None, min_reco
         raise ConfigError("retention without a condition would remove every delta: give one, or name the groups")
     before = None
     if rule.older_than_s is not None:
-        before = (now_us() if now is None else now) - int(rule.older_than_s * 1e6)
+        before = int(max(0.0, (now_us() if now is None else now) - rule.older_than_s * 1e6))
     found = lake.sql(sql.read("reads/retirable"), [before, rule.below_version, rule.consumed]).fetchall()
     groups = [group_id for (group_id,) in found]
-    detail = {name: getattr(rule, name) for name in rule.__slots__ if getattr(rule, name)}
+    given = {name: getattr(rule, name) for name in rule.__slots__}
+    detail = {name: value for name, value in given.items() if value is not None and value is not False}
     return _retire(lake, groups, [], json.dumps(detail, sort_keys=True), min_records)
 
 
 def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Sequence[str] = ()) -> Retired:
     """Retire groups and rollouts by name; what is retired already stays so.
 
-    Raises `NotFound` for an unknown group, `Conflict` for one that is still open: publish or abort it first.
+    Raises `NotFound` for an unknown group or rollout, `Conflict` for one that is still open: publish or abort it first.
     """
-    owners = {rollout: split_rollout_id(rollout)[0] for rollout in rollouts}
+    split = {rollout: split_rollout_id(rollout) for rollout in rollouts}
+    owners = {rollout: group for rollout, (group, _) in split.items()}
     wanted = sorted({*groups, *owners.values()})
     found = fetch(lake, sql.read("reads/group_closings"), [wanted], groups=wanted)
     known = {row["group_id"]: row for row in found.to_pylist()}
@@ -78,6 +88,9 @@ def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Seque
             raise NotFound(f"no group {name} in {lake.path}", group_id=name)
         if known[name]["closed_by"] is None:
             raise Conflict(f"group {name} is still open: publish or abort it first", group_id=name)
+    for rollout, (group, index) in split.items():
+        if index >= (known[group]["n"] or 0):
+            raise NotFound(f"group {group} has no rollout {rollout} in {lake.path}", rollout_id=rollout)
     fresh = [name for name in sorted({*groups}) if not known[name]["whole"]]
     alone = [
         rollout
