@@ -12,7 +12,7 @@ import pyarrow.ipc as ipc
 import pytest
 
 from tokenlake.errors import Conflict, LakeLocked, NotFound, StorageFailed
-from tokenlake.store import compact
+from tokenlake.store import compact, recover
 from tokenlake.store.backup import back_up
 from tokenlake.store.compact import Compaction
 from tokenlake.store.delta import Delta
@@ -299,6 +299,24 @@ def test_a_segment_of_a_writer_in_another_process_is_compacted_under_it(lake: Ow
     assert other.stage(make_delta("c5")).segment == 5
     other.close()
     assert lake.sql("SELECT count(*) FROM deltas").fetchall() == [(6,)]
+
+
+def test_a_writer_that_starts_while_its_segments_are_compacted_makes_none_of_them_anew(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = DeltaWriter(lake.path, "other")
+    writer.stage(make_delta("c0"))
+    writer.close()
+    listed = recover.segment_numbers
+
+    def then_compacted(directory: Path) -> list[int]:
+        numbers = listed(directory)
+        assert lake.compact().replaced == 1
+        return numbers
+
+    monkeypatch.setattr(recover, "segment_numbers", then_compacted)
+    DeltaWriter(lake.path, "other").close()
+    assert segments(lake) == ["_compacted/000000.arrow"]
 
 
 def test_compaction_waits_for_a_backup(lake: OwnedLake, make_delta: Make) -> None:

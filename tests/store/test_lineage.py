@@ -247,9 +247,13 @@ def test_an_anchor_of_another_log_is_loss(root: Path) -> None:
     head = root / "lineage/gate/head.json"
     head.write_text(json.dumps({**json.loads(head.read_text()), "event_hash": "00" * 32}))
     assert lineage_loss(root) == ["lineage/gate: event 0 is not the one that was anchored"]
-    head.write_text("not json")
-    with Lake(root) as lake:
-        assert lake.sql("SELECT kind FROM lake_findings").fetchall() == [("lineage_lost",)]
+    for rotten in ("not json", "[]", "7", '{"event_seq": "0"}'):
+        head.write_text(rotten)
+        with Lake(root) as lake:
+            assert lake.sql("SELECT kind FROM lake_findings").fetchall() == [("lineage_lost",)]
+        assert lineage_loss(root) == ["lineage/gate ends at event 0, but event None was anchored"]
+        LineageLog(root, "gate").close()
+        assert lineage_loss(root) == []
 
 
 def test_a_missing_segment_is_a_broken_chain(root: Path) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenlake.clock import now_us
 from tokenlake.errors import DamagedLake, FormatError, InvalidInput, StorageFailed, TokenlakeError
@@ -122,13 +122,15 @@ def check_event_version(version: int, name: str) -> None:
 
 
 def anchors(root: Path) -> dict[str, dict[str, Any]]:
-    """The anchored head of each lineage writer."""
+    """The anchored head of each lineage writer; empty where the file is no anchor."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((root / "lineage").glob("*/head.json")):
         try:
-            found[path.parent.name] = json.loads(path.read_bytes())
+            said = json.loads(path.read_bytes())
         except ValueError:
-            found[path.parent.name] = {}
+            said = None
+        head = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+        found[path.parent.name] = head if isinstance(head.get("event_seq"), int) else {}
     return found
 
 

@@ -50,9 +50,11 @@ def recover_directory(
 
 
 def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, sound: Sound | None = None) -> bool:
-    """Seal one segment unless it is sealed already; True: it was recovered."""
+    """Seal one segment unless it is sealed already, or compaction removed it meanwhile; True: it was recovered."""
     maps = SegmentMaps(path.parent)
     mapped = maps.get(path.name)
+    if mapped is None and not path.exists():
+        return False
     data = memoryview(b"") if mapped is None else mapped.view
     footer = footer_start(data)
     if footer is not None and not has_hole(data, footer, len(data)):
