@@ -1,11 +1,17 @@
 """Maps of segments: who opened a lake before segments were removed reads them on, however many there were."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+from tokenlake.store.delta import Delta
+from tokenlake.store.deltas import DeltaWriter
+from tokenlake.store.lake import OwnedLake
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.schema import DELTA
+from tokenlake.store.staged import open_staged
 from tokenlake.store.walk import HEAD
 
+Make = Callable[..., Delta]
 _HEAD = HEAD + DELTA.serialize().to_pybytes()
 
 
@@ -47,3 +53,26 @@ def test_a_map_grows_with_its_file_and_follows_another_in_its_place(tmp_path: Pa
     assert other is not None
     assert other.inode == path.stat().st_ino != first.inode
     assert (bytes(grown.view[-4:]), bytes(other.view[-5:])) == (b"more", b"other")
+
+
+def deleted(root: Path) -> list[str]:
+    """Segments whose blocks stay on the disk because this process maps them."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in maps if str(root) in line and line.endswith(".arrow (deleted)")]
+
+
+def test_who_stages_for_days_keeps_no_segment_that_compaction_removed(lake: OwnedLake, make_delta: Make) -> None:
+    """A worker reads the parents of its calls where they lie, and so does who ends NeMo-Gym's rollouts."""
+    writer = DeltaWriter(lake.path, "worker")
+    staged = open_staged(lake.path)
+    for i in range(20):
+        delta = make_delta(f"c{i}", rollout_id=f"g{i}_g0")
+        writer.read(writer.stage(delta))
+        assert [found.call_id for _, found in staged.of(delta.rollout_id, 0)] == [delta.call_id]
+        writer.roll()
+        assert lake.compact().replaced >= 1
+        assert len(deleted(lake.path)) < 9
+    writer.close()
+    staged.close()
+    lake.refresh()
+    assert deleted(lake.path) == []

@@ -115,7 +115,7 @@ class DeltaWriter:
         self._space = space or FreeSpace(root)
         self._what = f"writer {name} of lake {root}"
         directory = root / "deltas" / name
-        self._maps = SegmentMaps(root)
+        self._maps = SegmentMaps(root, outlive=False)
         try:
             make_directory(directory)
             self._lock = DirectoryLock(directory / "writer.lock", self._what)

@@ -1,7 +1,8 @@
 """Memory maps of segments, kept between reads.
 
 A map grows with its file, follows a file that was replaced by rename, and outlives one that was removed until `forget`:
-so who opened a lake before retention removed a segment reads it on. A file that became shorter is mapped anew, so that
+so who opened a lake before retention removed a segment reads it on. Whoever writes for days keeps none of those: their
+blocks would stay on the disk. A file that became shorter is mapped anew, so that
 no read can touch a page that is gone. A map costs address space, and no file descriptor.
 """
 
@@ -36,10 +37,16 @@ class Mapped:
 
 
 class SegmentMaps:
-    """Maps by path below a lake. Thread-safe."""
+    """Maps by path below a lake. Thread-safe.
 
-    def __init__(self, root: Path) -> None:
+    `outlive`: whether those of removed files are kept; else they go with one of the next that are made.
+    """
+
+    def __init__(self, root: Path, *, outlive: bool = True) -> None:
         self._root = root
+        self._outlive = outlive
+        self._made = 0
+        """Maps that were made since the last look at which files are gone."""
         self._prefix = f"{root}/"
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, Mapped] = OrderedDict()
@@ -69,9 +76,17 @@ class SegmentMaps:
                 self._maps.pop(name, None)
                 return None
             self._maps[name] = made
+            self._made += 1
+            if not self._outlive and 2 * self._made > len(self._maps):
+                self._leave_removed()
             if len(self._maps) > _MAX_MAPS:
                 self._maps.popitem(last=False)
             return made
+
+    def _leave_removed(self) -> None:
+        self._made = 0
+        for name in [name for name in self._maps if not (self._root / name).exists()]:
+            del self._maps[name]
 
     def copy(self) -> SegmentMaps:
         """The same maps, to be kept for as long as the copy is."""

@@ -14,7 +14,7 @@ from tokenlake.errors import NotFound
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import COMPACTED, read_places, segment_name
 from tokenlake.store.format import read_lake
-from tokenlake.store.intake import Scanned, new_deltas
+from tokenlake.store.intake import Scanned, new_deltas, segment_path
 from tokenlake.store.maps import SegmentMaps
 
 __all__ = ["StagedDeltas", "open_staged"]
@@ -71,6 +71,7 @@ class StagedDeltas:
             self._forget({(writer, number) for _, writer, number in change.gone})
         for segment in change.gone:
             self._scanned.pop(segment, None)
+            self._maps.forget(segment_path(segment))
         self._scanned |= change.scanned
         for place, (rollout_id, attempt, call_id), digest in change.placed():
             copies = self._rollouts.setdefault(rollout_id, {}).setdefault((attempt, call_id), [])
