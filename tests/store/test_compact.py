@@ -1,6 +1,7 @@
 """Compaction: fewer and larger batches, the same answers for everyone, whatever interrupts it."""
 
 import dataclasses
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pyarrow.ipc as ipc
 import pytest
 
 from tokenlake.errors import Conflict, LakeLocked, NotFound, StorageFailed
-from tokenlake.store import compact, recover
+from tokenlake.store import backup, compact, recover
 from tokenlake.store.backup import back_up
 from tokenlake.store.compact import Compaction
 from tokenlake.store.delta import Delta
@@ -348,6 +349,28 @@ def test_a_start_removes_nothing_while_a_backup_is_made(
         again.compact()
         assert segments(again) == ["_compacted/000000.arrow"]
         assert again.sql(CONTENT).to_arrow_table().equals(before)
+
+
+def test_a_backup_that_the_disk_refuses_leaves_nothing_and_is_made_again(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(lake, make_delta, calls=4)
+    target = lake.path.with_name("copy")
+    copy = backup._copy
+
+    def full(path: Path, *rest: Any) -> int:
+        if "deltas" in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return copy(path, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup, "_copy", full)
+        with pytest.raises(StorageFailed, match="No space left"):
+            back_up(lake.path, target)
+    assert [*lake.path.parent.iterdir()] == [lake.path]
+    back_up(lake.path, target)
+    with Lake(target) as reader:
+        assert len(reader.sql(CONTENT).fetchall()) == 4
 
 
 def test_a_backup_waits_for_compaction(lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import time
@@ -18,7 +20,7 @@ from tests.finalize.conftest import Field, call, group
 from tokenlake.api.cli import main
 from tokenlake.errors import ConfigError, Conflict, DamagedLake, FormatError, NotFound, StorageFailed
 from tokenlake.finalize import RowLoader
-from tokenlake.store import export
+from tokenlake.store import export, objects
 from tokenlake.store.export import Export, Exporter
 from tokenlake.store.objects import Objects
 from tokenlake.store.reader import Lake
@@ -174,6 +176,21 @@ def test_an_export_that_is_killed_anywhere_shows_whole_groups_and_is_gone_on_wit
                 list(RowLoader(f"file://{store}"))
         exported(lake, store)
         assert files(store) == files(whole)
+
+
+def test_an_object_that_the_disk_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(tmp_path)
+
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "_sync", full)
+        with pytest.raises(StorageFailed, match="No space left"):
+            store.put("rows/x", b"much")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    store.put("rows/x", b"much")
+    assert store.names("rows") == ["x"]
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -108,8 +108,10 @@ def test_it_is_written_again_once_a_quarter_is_new(path: Path, make_delta: Make)
     assert len(snapshots(path)) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "a byte", "empty", "other rows", "no database", "other tables"])
-def test_one_that_cannot_be_used_costs_only_time(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("damage", ["cut", "a byte", "empty", "other rows", "no database", "other tables", "no folder"])
+def test_one_that_cannot_be_used_costs_only_time(
+    path: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (file,) = snapshots(path)
     size = file.stat().st_size
     if damage == "cut":
@@ -127,6 +129,8 @@ def test_one_that_cannot_be_used_costs_only_time(path: Path, damage: str, caplog
     elif damage == "no database":
         file.write_bytes(b"x" * size)
         rename_to_digest(file)
+    elif damage == "no folder":
+        monkeypatch.setattr(tempfile, "tempdir", str(path / "nowhere"))
     else:
         con = duckdb.connect(str(file))
         con.execute("UPDATE tl_layout SET layout = 'older'")

@@ -10,6 +10,7 @@ record, as after a crash; the first start of the copy recovers it. The index is 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,11 +64,11 @@ def back_up(root: Path, target: Path) -> Backup:
         sync_directory(target.parent)
     except OSError as error:
         raise StorageFailed(
-            f"{target} could not be written ({error.strerror or error}): {partial} holds what was copied, remove it",
-            errno=error.errno,
+            f"{target} could not be written ({error.strerror or error}): nothing of it was kept", errno=error.errno
         ) from error
     finally:
         lock.release()
+        shutil.rmtree(partial, ignore_errors=True)
     return Backup(files=files, bytes=size)
 
 

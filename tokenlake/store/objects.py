@@ -79,11 +79,19 @@ class Objects:
             folder = path.rpartition("/")[0]
             self._fs.create_dir(folder, recursive=True)
             part = f"{path}{_PART}{uuid.uuid4().hex}"
-            self._write(part, data)
             local = self._fs.type_name == "local"
-            if local:
-                _sync(part)
-            self._fs.move(part, path)
+            moved = False
+            try:
+                self._write(part, data)
+                if local:
+                    _sync(part)
+                self._fs.move(part, path)
+                moved = True
+            finally:
+                if not moved:
+                    # Who tries again for hours would fill what little room there is.
+                    with contextlib.suppress(OSError):
+                        self._fs.delete_file(part)
             if local:
                 sync_directory(Path(folder))
 

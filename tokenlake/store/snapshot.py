@@ -88,9 +88,9 @@ def open_snapshot(root: Path, config: dict[str, Any]) -> Index | None:
     path = _newest(root)
     if path is None:
         return None
-    index = None
-    folder = Path(tempfile.mkdtemp(prefix="tokenlake-index-"))
+    index = folder = None
     try:
+        folder = Path(tempfile.mkdtemp(prefix="tokenlake-index-"))
         copy = folder / path.name
         if _NAMES.replace("*", _copied(path, copy)) != path.name:
             raise OSError("its bytes are not those that were written")
@@ -106,8 +106,8 @@ def open_snapshot(root: Path, config: dict[str, Any]) -> Index | None:
                 con.close()
     except (duckdb.Error, OSError) as error:
         _log.warning("%s cannot be used, every file is read: %s", path, str(error).splitlines()[0])
-    if index is None:
-        shutil.rmtree(folder)
+    if index is None and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     return index
 
 
