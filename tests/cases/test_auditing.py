@@ -136,3 +136,14 @@ def test_the_state_of_another_lake_is_refused(filled: CaseLake, tmp_path: Path) 
     with pytest.raises(ConfigError, match="something else"):
         LakeAudit(filled.path, state=state)
     assert (state / "precious").exists()
+
+
+def test_a_group_that_is_retired_while_an_audit_runs_is_no_fault(filled: CaseLake) -> None:
+    def first(done: int, _: int) -> None:
+        if done == 1:
+            assert filled.run("gc", "--lake", str(filled.path), "--group", "b", "--rollout", "c_g0")[0] == 0
+
+    with LakeAudit(filled.path, batch_bytes=1) as audit:
+        done = audit.run(first)
+        assert (done.faults, audit.findings().to_pylist()) == (0, [])
+    assert done.digest == summary(filled)["digest"]

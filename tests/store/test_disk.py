@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.crash.child import failure, fork
 from tokenlake.errors import StorageFailed
 from tokenlake.store import intake
 from tokenlake.store.backup import back_up
@@ -74,6 +75,37 @@ def test_whoever_opens_for_writing_on_a_disk_that_refuses_is_told_and_leaves_no_
         assert len(reader.sql(DELTAS).fetchall()) == 1
     read_only[0] = False
     doors(root)[door]()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a user to become another one")
+@pytest.mark.parametrize("hidden", ["", "lake.json", "deltas/w1", "deltas/w1/000000.arrow", "lineage/gate/head.json"])
+def test_who_may_not_read_all_of_a_lake_is_told_and_backs_up_nothing(
+    tmp_path: Path, make_delta: Make, hidden: str
+) -> None:
+    """Who may read all of it and write none backs it up."""
+    root, copies = tmp_path / "lake", tmp_path / "copies"
+    with OwnedLake.open(root) as lake:
+        for name in ("w0", "w1"):
+            lake.delta_writer(name).stage(make_delta(name))
+        lake.lineage.append("policy_set")
+    copies.mkdir()
+    for folder, mode in ((tmp_path, 0o755), (copies, 0o777)):
+        folder.chmod(mode)
+    if hidden:
+        (root / hidden).chmod(0o600)
+
+    def read(_: int) -> None:
+        os.chdir(tmp_path)
+        os.setuid(65534)
+        for attempt in (lambda: Lake(Path("lake")), lambda: back_up(Path("lake"), Path("copies/copy"))):
+            if not hidden:
+                attempt()
+                continue
+            with pytest.raises(StorageFailed, match="Permission denied"):
+                attempt()
+
+    told, status = fork(read)
+    assert (failure(told, status), [*copies.iterdir()] == []) == (None, bool(hidden))
 
 
 def test_every_folder_that_is_made_for_a_lake_is_synced_in_its_parent(

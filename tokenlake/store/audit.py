@@ -90,19 +90,27 @@ class LakeAudit:
         Raises `StorageFailed` when the state, or one group, needs more room than there is.
         """
         try:
-            while self._index.refresh(limit=_INTAKE):
-                self._index.maps.clear()
+            self._take_in()
             self._look([("", 0, 0, 0, 0, 0)])
             self._look_at_all(progress)
+            # What was removed meanwhile may have been retired meanwhile: what is said of it was said too early.
+            self._take_in()
+            while self._look_at_all(None, again=True):
+                self._take_in()
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
             raise StorageFailed(f"the audit has not enough room, with its state in {self._state}: {error}") from error
         self._done = True
         return self.summary()
 
-    def _look_at_all(self, progress: Callable[[int, int], None] | None) -> None:
+    def _take_in(self) -> None:
+        while self._index.refresh(limit=_INTAKE):
+            self._index.maps.clear()
+
+    def _look_at_all(self, progress: Callable[[int, int], None] | None, *, again: bool = False) -> int:
+        """Look at what is due, or `again` at those groups of which something was found; returns how many there were."""
         due = self._con.cursor()
         try:
-            due.execute(sql.read("progress/due"))
+            due.execute(sql.read("progress/due"), [again])
             done = 0
             for batch in self._batches(due):
                 self._look(batch)
@@ -110,6 +118,7 @@ class LakeAudit:
                 done += len(batch)
                 if progress is not None:
                     progress(done, batch[0][5])
+            return done
         finally:
             due.close()
 

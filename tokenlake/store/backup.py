@@ -64,7 +64,7 @@ def back_up(root: Path, target: Path) -> Backup:
         sync_directory(target.parent)
     except OSError as error:
         raise StorageFailed(
-            f"{target} could not be written ({error.strerror or error}): nothing of it was kept", errno=error.errno
+            f"{root} could not be copied to {target} ({error}): nothing of it was kept", errno=error.errno
         ) from error
     finally:
         lock.release()
@@ -75,11 +75,16 @@ def back_up(root: Path, target: Path) -> Backup:
 def _files(root: Path) -> Iterator[Path]:
     """Every file of a lake that is no lock and no index, in an order that keeps the copy consistent."""
     yield root / "lake.json"
-    yield from sorted(root.glob("lineage/*/head.json"))
-    for kind in ("lineage/*", "deltas/*", "rows"):
-        for folder in sorted(root.glob(kind)):
-            yield from sorted(folder.glob("*.arrow"))
-            yield from folder.glob(FLOOR)
+    logs = _in(root / "lineage")
+    yield from (head for log in logs if (head := log / "head.json").exists())
+    for folders in (logs, _in(root / "deltas"), [root / "rows"]):
+        for folder in folders:
+            yield from (path for path in _in(folder) if path.suffix == ".arrow" or path.name == FLOOR)
+
+
+def _in(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none. Not `glob`, which passes over what it may not read."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _upto(path: Path) -> int | None:

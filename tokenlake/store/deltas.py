@@ -121,7 +121,7 @@ class DeltaWriter:
             self._lock = DirectoryLock(directory / "writer.lock", self._what)
             try:
                 recover_directory(directory, DELTA, DELTA_LAYOUT.prefix, delta_keys)
-            except OSError:
+            except (OSError, TokenlakeError):
                 self._lock.release()
                 raise
         except OSError as error:

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any, cast
 
-from tokenlake.errors import FormatError, NotFound
+from tokenlake.errors import FormatError, NotFound, StorageFailed
 from tokenlake.store.schema import FORMAT_VERSION
 from tokenlake.store.segment import make_directory, sync_directory, write_all
 
@@ -19,15 +19,20 @@ _FILE = "lake.json"
 
 
 def read_lake(path: Path) -> dict[str, Any]:
-    """The contents of `lake.json`. Raises `NotFound` where there is no lake, `FormatError` for a newer one."""
-    if not path.is_dir():
-        raise NotFound(f"no lake at {path}: there is no such folder", path=str(path))
+    """The contents of `lake.json`.
+
+    Raises `NotFound` where there is no lake, `FormatError` for a newer one, `StorageFailed` where it cannot be read.
+    """
     try:
+        if not path.is_dir():
+            raise NotFound(f"no lake at {path}: there is no such folder", path=str(path))
         raw = (path / _FILE).read_bytes()
     except FileNotFoundError as error:
         raise NotFound(
             f"no lake at {path}: the folder has no {_FILE} (`tokenlake serve` and `import` create one)", path=str(path)
         ) from error
+    except OSError as error:
+        raise StorageFailed(f"lake {path} cannot be read: {error}", path=str(path)) from error
     try:
         found = json.loads(raw)
     except ValueError as error:

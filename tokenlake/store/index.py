@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from tokenlake import sql
-from tokenlake.errors import Conflict, NotFound
+from tokenlake.errors import Conflict, NotFound, StorageFailed
 from tokenlake.store import functions, guard, views
 from tokenlake.store.delta import Delta, DeltaId, Place
 from tokenlake.store.deltas import read_places, segment_name
@@ -140,10 +140,14 @@ class Index:
         """Take in what was written since the last refresh; `skip` names delta writers to leave for a later one.
 
         With `limit` it stops after that many bytes; true when there is more. Raises `FormatError` for an event of a
-        newer schema, `NotFound` where the lake is gone, `Conflict` where another one is in its place.
+        newer schema, `NotFound` where the lake is gone, `Conflict` where another one is in its place, `StorageFailed`
+        where it cannot be read.
         """
         with self._refreshing:
-            change = self._take_in(frozenset(skip), limit)
+            try:
+                change = self._take_in(frozenset(skip), limit)
+            except OSError as error:
+                raise StorageFailed(f"lake {self.root} cannot be read: {error}", errno=error.errno) from error
             if change.empty:
                 return False
             con = self.cursor(query="")

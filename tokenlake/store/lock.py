@@ -37,7 +37,7 @@ class DirectoryLock:
         self._name = str(path)
         self._what = what
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = _opened(path, shared)
         except OSError as error:
             raise StorageFailed(
                 f"{path} cannot be locked ({error.strerror}): {what} needs a disk that takes writes"
@@ -106,6 +106,16 @@ def _release_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_release_inherited)
+
+
+def _opened(path: Path, shared: bool) -> int:
+    """The file, made where there is none; who only reads may be allowed no more than to open it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        if not shared or not path.exists():
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _acquire(fd: int, mode: int, until: float) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tokenlake.errors import StorageFailed
 from tokenlake.store.walk import file_schema
 
 __all__ = ["Mapped", "SegmentMaps"]
@@ -54,7 +55,8 @@ class SegmentMaps:
     def get(self, name: str, upto: int | None = None) -> Mapped | None:
         """The map of the file `name` (relative to the lake); None: there is no such file, or it is empty.
 
-        It has the file's whole present length when `upto` is None or beyond what is mapped.
+        It has the file's whole present length when `upto` is None or beyond what is mapped. Raises `StorageFailed` for
+        a file that cannot be read.
         """
         with self._lock:
             known = self._maps.get(name)
@@ -72,6 +74,12 @@ class SegmentMaps:
                 made = _map(self._root / name, known)
             except FileNotFoundError:
                 return known
+            except OSError as error:
+                raise StorageFailed(
+                    f"{self._prefix}{name} cannot be read: {error}: check the disk, who may read it, and how much this "
+                    "process may map",
+                    errno=error.errno,
+                ) from error
             if made is None:
                 self._maps.pop(name, None)
                 return None

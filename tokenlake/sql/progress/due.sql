@@ -1,7 +1,7 @@
 -- what: the groups that an audit has not looked at as they are now, the bytes of their deltas and rows, and how many
---   such groups there are
+--   such groups there are; with `?1` only those of which something was found
 -- grain: group
--- reads: tl_events, tl_places, tl_rows, tl_audited
+-- reads: tl_events, tl_places, tl_rows, tl_audited, tl_found
 WITH sizes AS (
     SELECT
         tl_group AS group_id,
@@ -55,5 +55,7 @@ LEFT JOIN tl_audited
         AND found.events = tl_audited.events
         AND found.calls = tl_audited.calls
         AND found.published = tl_audited.published
-WHERE tl_audited.group_id IS NULL
+WHERE
+    tl_audited.group_id IS NULL
+    AND (NOT ?1 OR found.group_id IN (SELECT tl_found.audited FROM tl_found))
 ORDER BY found.group_id;
