@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import shutil
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +17,9 @@ from tokenlake.errors import LakeLocked, StorageFailed
 from tokenlake.store import snapshot
 from tokenlake.store.backup import back_up
 from tokenlake.store.delta import Delta
+from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.lock import DirectoryLock
 
 Make = Callable[..., Delta]
 
@@ -110,6 +113,24 @@ def test_who_lost_its_folder_writes_into_neither_any_more(
     for path in (aside, lake.path):
         with OwnedLake.open(path) as again:
             assert again.sql("SELECT call_id FROM deltas").fetchall() == [("c0",)]
+
+
+def test_a_writer_that_starts_while_an_owner_recovers_its_folder_waits(
+    lake: OwnedLake, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of everything: the owner that starts looks into the folder of the worker that starts."""
+    DeltaWriter(lake.path, "w0").close()
+    recovering = [DirectoryLock.acquire_if_free(lake.path / "deltas/w0/writer.lock", "writer w0")]
+
+    def later(_: float) -> None:
+        for lock in recovering:
+            assert lock is not None
+            lock.release()
+
+    monkeypatch.setattr(time, "sleep", later)
+    writer = DeltaWriter(lake.path, "w0")
+    writer.stage(make_delta("c0"))
+    writer.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])

@@ -23,16 +23,19 @@ SEGMENTS_LOCK = "segments.lock"
 """Of a lake: held shared while its segments must stay, alone while some are removed."""
 
 _RETRY_S = 0.05
+_BRIEF_S = 60.0
 
 
 class DirectoryLock:
     """The held lock file `path`. Raises `LakeLocked`, naming `what` and the holder's pid, while another holds it.
 
     A `shared` lock is held by any number at once, and by none while it is held alone. `wait_s`: how long it is waited
-    for.
+    for; one that is held in `brief` is waited for in any case.
     """
 
-    def __init__(self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, what: str, *, shared: bool = False, wait_s: float = 0.0, brief: bool = False
+    ) -> None:
         self._path = path
         self._name = str(path)
         self._what = what
@@ -43,9 +46,9 @@ class DirectoryLock:
                 f"{path} cannot be locked ({error.strerror}): {what} needs a disk that takes writes"
             ) from error
         try:
-            _acquire(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + wait_s)
+            _acquire(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait_s)
         except OSError as error:
-            holder = _holder(self._fd)
+            holder = _note(self._fd).get("pid")
             os.close(self._fd)
             self._fd = -1
             if not isinstance(error, BlockingIOError):
@@ -59,7 +62,7 @@ class DirectoryLock:
         self.pid = os.getpid()
         about = os.fstat(self._fd)
         self._inode = about.st_dev, about.st_ino
-        note = json.dumps({"pid": self.pid, "since": int(time.time())}).encode()
+        note = json.dumps({"pid": self.pid, "since": int(time.time()), "brief": brief}).encode()
         # The note only helps who is refused; the lock is held without it, on a full disk too.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
@@ -68,9 +71,9 @@ class DirectoryLock:
 
     @classmethod
     def acquire_if_free(cls, path: Path, what: str) -> DirectoryLock | None:
-        """The lock, or None while another process holds it."""
+        """The lock for a moment, or None while another process holds it."""
         try:
-            return cls(path, what)
+            return cls(path, what, brief=True)
         except LakeLocked:
             return None
 
@@ -118,14 +121,17 @@ def _opened(path: Path, shared: bool) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _acquire(fd: int, mode: int, until: float) -> None:
+def _acquire(fd: int, mode: int, wait_s: float) -> None:
     """Take the lock, trying again until then; raises `BlockingIOError`."""
+    began = time.monotonic()
     while True:
         try:
             fcntl.flock(fd, mode | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() >= until:
+            # Who took it a moment ago may not have said yet for how long.
+            patience = max(wait_s, _BRIEF_S if _note(fd).get("brief") else _RETRY_S)
+            if time.monotonic() >= began + patience:
                 raise
         time.sleep(_RETRY_S)
 
@@ -139,15 +145,13 @@ def _inode(name: str) -> tuple[int, int] | None:
     return about.st_dev, about.st_ino
 
 
-def _holder(fd: int) -> int | None:
+def _note(fd: int) -> dict[str, Any]:
+    """What the last holder left in the file."""
     try:
         note = json.loads(os.pread(fd, 4096, 0))
     except ValueError:
-        return None
-    if not isinstance(note, dict):
-        return None
-    pid = cast("dict[str, Any]", note).get("pid")
-    return pid if isinstance(pid, int) else None
+        return {}
+    return cast("dict[str, Any]", note) if isinstance(note, dict) else {}
 
 
 def check_process(pid: int, what: str) -> None:
