@@ -21,6 +21,7 @@ from tokenlake.store.deltas import DeltaWriter
 from tokenlake.store.lake import OwnedLake
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
 from tokenlake.store.reader import Lake
+from tokenlake.store.retention import retire_named
 
 Make = Callable[..., Delta]
 CONTENT = "SELECT * FROM deltas ORDER BY rollout_id, call_id"
@@ -397,3 +398,24 @@ def test_compaction_with_nothing_to_do_keeps_nobody_away(lake: OwnedLake, make_d
     assert lake.compact(min_records=5) == Compaction()
     backup.release()
     assert lake.compact(min_records=4).records == 4
+
+
+def test_a_query_that_knows_what_retention_removed_ends_in_an_error_and_not_without_it(
+    lake: OwnedLake, make_delta: Make
+) -> None:
+    """Its transaction is older than the refresh by which the others know why a delta is gone."""
+    fill(lake, make_delta)
+    for name in ("g0", "g1"):
+        lake.lineage.append("group_registered", group_id=name, n=2)
+        lake.lineage.append("group_dropped", group_id=name, n=2, reason="aborted")
+    with Lake(lake.path) as reader:
+        con = reader.connect()
+        con.execute("BEGIN")
+        assert con.execute("SELECT count(*) FROM tl_places").fetchall() == [(40,)]
+        retire_named(lake, groups=["g0"])
+        reader.refresh()
+        with pytest.raises(duckdb.Error, match="was removed by retention while a query ran"):
+            con.execute("SELECT count(*) FROM deltas").fetchall()
+        con.execute("ROLLBACK")
+        assert con.execute("SELECT count(*) FROM deltas").fetchall() == [(20,)]
+        con.close()

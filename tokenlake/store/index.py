@@ -241,7 +241,15 @@ class Index:
             place = self._compacted.get(key)
         if place is None:
             found = self.find_delta(key)
-            place = None if found is None else found[0]
+            if found is None:
+                raise NotFound(
+                    f"the delta of call {key[2]} of {key[0]} was removed by retention while a query ran that knew of "
+                    "it: ask again",
+                    rollout_id=key[0],
+                    attempt=key[1],
+                    call_id=key[2],
+                )
+            place = found[0]
         return place
 
     def lock(self) -> None:
