@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -152,6 +153,10 @@ def test_a_reader_that_takes_in_while_gc_runs_knows_why_a_delta_is_gone(
         (["--rollout", "nope_g0"], "no group nope"),
         (["--rollout", "old_g2"], "has no rollout old_g2"),
         (["--group", "old", "--consumed"], "not both"),
+        (["--older-than", "-1"], "at least 0"),
+        (["--older-than", "nan"], "at least 0"),
+        (["--older-than", "inf"], "at least 0"),
+        (["--below-version", "-1"], "at least 0"),
     ],
 )
 def test_gc_refuses_in_one_line(filled: CaseLake, arguments: list[str], why: str) -> None:
@@ -186,6 +191,19 @@ def test_a_backup_of_a_live_lake_is_a_lake(filled: CaseLake, tmp_path: Path) -> 
         assert copy.sql(ROWS).fetchall() == before
     status, _, err = filled.run("backup", "--lake", str(filled.path), str(target))
     assert (status, "exists" in err) == (2, True)
+
+
+@pytest.mark.parametrize("place", [(), ("rows",), ("deltas", "copy")])
+def test_a_backup_into_the_lake_itself_is_refused(filled: CaseLake, place: tuple[str, ...]) -> None:
+    before = sorted(filled.path.rglob("*"))
+    status, _, err = filled.run("backup", "--lake", str(filled.path), str(filled.path.joinpath(*place, "copy")))
+    assert (status, "inside the lake" in err) == (2, True)
+    assert sorted(filled.path.rglob("*")) == before
+
+
+def test_a_backup_whose_folder_is_not_there_leaves_nothing_to_remove(filled: CaseLake, tmp_path: Path) -> None:
+    status, _, err = filled.run("backup", "--lake", str(filled.path), str(tmp_path / "nowhere" / "copy"))
+    assert (status, "remove it" in err) == (2, False)
 
 
 def test_a_backup_made_while_events_are_written_holds_what_each_event_names(tmp_path: Path) -> None:
@@ -226,3 +244,12 @@ def test_a_failed_rollout_has_nothing_to_retire(case: CaseLake) -> None:
     case.finalize()
     assert "retired 1 groups" in run(case, "gc", "--older-than", "0")
     assert case.sql(FAULTS) == []
+
+
+def test_an_audit_looks_at_the_rows_that_retention_left(filled: CaseLake) -> None:
+    filled.run("finalize", "--lake", str(filled.path), "--policy", "group_deadline_s=0")
+    run(filled, "gc", "--older-than", "0")
+    assert deltas(filled) == []
+    found = json.loads(run(filled, "audit", "--summary"))
+    assert (found["groups"], found["calls"], found["rows"], found["faults"]) == (3, 0, 5, 0)
+    assert filled.run("audit", "--lake", str(filled.path), "--expect", found["digest"])[0] == 0

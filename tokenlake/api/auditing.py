@@ -28,7 +28,7 @@ def audit(arguments: argparse.Namespace) -> int:
     with LakeAudit(arguments.lake, state=arguments.resume) as checking:
         summary = checking.run(_progress())
         findings = checking.findings()
-    if not summary.calls and not findings.num_rows:
+    if not summary.groups and not summary.calls and not findings.num_rows:
         sys.stderr.write(f"tokenlake: nothing to audit in {arguments.lake}: 0 records checked\n")
         return 2
     if arguments.summary:

@@ -41,12 +41,14 @@ class Backup:
 def back_up(root: Path, target: Path) -> Backup:
     """Copy the lake at `root` to `target`, which must not exist yet; it is there whole or not at all.
 
-    Raises `NotFound` where there is no lake, `Conflict` for a target that exists, `LakeLocked` while segments have been
+    Raises `NotFound` where there is no lake, `Conflict` for a target that exists or is inside the lake, `LakeLocked` while segments have been
     rewritten for a minute, `StorageFailed` when the disk refuses.
     """
     read_lake(root)
     if target.exists():
         raise Conflict(f"{target} exists: name a folder that does not", path=str(target))
+    if target.resolve().is_relative_to(root.resolve()):
+        raise Conflict(f"{target} is inside the lake: name a folder outside it", path=str(target))
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{time.time_ns()}")
     lock = DirectoryLock(root / SEGMENTS_LOCK, f"the set of segments of {root}", shared=True, wait_s=_WAIT_S)
     try:

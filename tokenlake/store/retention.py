@@ -28,7 +28,7 @@ _EVENTS_AT_ONCE = 1000
 class Retention:
     """Which closed groups lose their deltas: those that meet every condition that is set.
 
-    Raises `ConfigError` for an age that is none.
+    Raises `ConfigError` for an age or a version that is none.
     """
 
     older_than_s: float | None = None
@@ -40,7 +40,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.older_than_s is not None and not 0 <= self.older_than_s < math.inf:
-            raise ConfigError(f"an age is a number of seconds, 0 or more, not {self.older_than_s}")
+            raise ConfigError(f"an age is a number of seconds of at least 0, not {self.older_than_s}")
+        if self.below_version is not None and not 0 <= self.below_version < 1 << 63:
+            raise ConfigError(f"a weight version is a whole number of at least 0, not {self.below_version}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def retire(lake: OwnedLake, rule: Retention, *, now: int | None = None, min_reco
     """Retire the groups that a rule names, at `now` (microseconds since the epoch; default: the clock).
 
     `min_records`: as of `OwnedLake.compact`, which follows.
-    Raises `ConfigError` for a rule without a condition: it would name every group.
+    Raises `ConfigError` for a rule without a condition, which would name every group.
     """
     if rule == Retention():
         raise ConfigError("retention without a condition would remove every delta: give one, or name the groups")
