@@ -141,6 +141,35 @@ def test_traces_become_rollouts_with_their_turns_and_the_last_reward(case: CaseL
     }
 
 
+def test_traces_that_name_group_and_rollout_stay_in_their_group(case: CaseLake, tmp_path: Path) -> None:
+    sample = {"prompt_ids": [1, 2], "logprobs": [-0.5], "reward": 1.0}
+    file = write(
+        tmp_path,
+        "traces.jsonl",
+        sample | {"uid": "q1", "rollout_id": "first", "response_ids": [3]},
+        sample | {"uid": "q1", "rollout_id": "b_g0", "response_ids": [4]},
+        sample | {"uid": "q1", "rollout_id": "first", "prompt_ids": [1, 2, 3, 9], "response_ids": [5]},
+        sample | {"uid": "q2", "rollout_id": "q2_g1", "response_ids": [6]},
+        sample | {"uid": "q2", "rollout_id": "q2_g0", "response_ids": [7]},
+    )
+    assert take(case, "traces", file)[0] == 0
+    case.finalize()
+    assert {row["sample_id"]: row["input_ids"] for row in case.rows()} == {
+        "q1_g0": [1, 2, 3, 9, 5],
+        "q1_g1": [1, 2, 4],
+        "q2_g0": [1, 2, 7],
+        "q2_g1": [1, 2, 6],
+    }
+    assert "11 records were there already" in take(case, "traces", file)[1]
+
+
+def test_a_group_that_cannot_be_is_refused_by_the_line_that_names_it(case: CaseLake, tmp_path: Path) -> None:
+    sample = {"prompt_ids": [1], "response_ids": [2], "logprobs": [-0.5]}
+    file = write(tmp_path, "traces.jsonl", sample | {"uid": "q"}, sample | {"uid": "a/b"})
+    status, _, err = take(case, "traces", file)
+    assert (status, "line 2: group_id is not a valid id" in err) == (2, True)
+
+
 def test_hugging_face_datasets_reads_exported_rows(case: CaseLake, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     lines = [{"uid": f"q{i}", "prompt_ids": [i], "response_ids": [2], "logprobs": [-0.5], "reward": i} for i in (1, 2)]

@@ -63,9 +63,9 @@ def _text(name: object, number: int) -> str:
     return name
 
 
-def _groups(places: Mapping[str, int]) -> Iterator[Fields]:
+def _groups(places: Mapping[str, int], lines: Mapping[str, int]) -> Iterator[Fields]:
     for group_id, last in places.items():
-        yield 0, {"type": "group", "group_id": group_id, "n": last + 1}
+        yield lines[group_id], {"type": "group", "group_id": group_id, "n": last + 1}
 
 
 # ---------------------------------------------------------------- NeMo-Gym
@@ -76,11 +76,13 @@ def _nemo_gym(path: Path) -> Iterator[Fields]:
     if not files:
         raise InvalidInput(f"no *{_SUFFIX} in {path}", path=str(path))
     places: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for file in files:
         for number, entry in _lines(file):
             group_id, index = split_rollout_id(_gym_place(entry.get("rollout_id"), number)[0])
             places[group_id] = max(index, places.get(group_id, 0))
-    yield from _groups(places)
+            lines.setdefault(group_id, number)
+    yield from _groups(places, lines)
     for file in files:
         yield from _rollouts(file)
 
@@ -172,21 +174,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
 def _traces(path: Path) -> Iterator[Fields]:
     """Traces of one rollout, in order, are its calls; the last one's reward is the rollout's."""
     places: dict[str, int] = {}
+    lines: dict[str, int] = {}
+    known: dict[tuple[str, str], int] = {}
     named: dict[int, str] = {}
     for number, trace in _lines(path):
-        rollout = _value(trace, "rollout_id")
-        group_id = _value(trace, "group_id")
-        if rollout is not None:
-            group_id, index = _place(rollout, number)
-        elif group_id is None:
-            raise ImportRefused(
-                f"line {number}: a trace needs rollout_id or group_id; nothing was imported", line=number
-            )
-        else:
-            group_id, index = str(group_id), places.get(str(group_id), -1) + 1
+        group_id, index = _trace_place(trace, number, places, known)
         places[group_id] = max(index, places.get(group_id, 0))
+        lines.setdefault(group_id, number)
         named[number] = f"{group_id}_g{index}"
-    yield from _groups(places)
+    yield from _groups(places, lines)
     turns: dict[str, int] = {}
     rewards: dict[str, tuple[int, Any]] = {}
     for number, trace in _lines(path):
@@ -210,6 +206,23 @@ def _traces(path: Path) -> Iterator[Fields]:
     for rollout, (number, reward) in rewards.items():
         last = f"t{turns[rollout]:06d}"
         yield number, {"type": "seal", "rollout_id": rollout, "reward": reward, "terminal_call_id": last}
+
+
+def _trace_place(
+    trace: Mapping[str, Any], number: int, places: Mapping[str, int], known: dict[tuple[str, str], int]
+) -> tuple[str, int]:
+    """(group, index) of a trace; `known` are the places of rollouts whose names do not say them."""
+    rollout, group = _value(trace, "rollout_id"), _value(trace, "group_id")
+    if rollout is None and group is None:
+        raise ImportRefused(f"line {number}: a trace needs rollout_id or group_id; nothing was imported", line=number)
+    if group is None:
+        return _place(rollout, number)
+    group_id = str(group)
+    following = places.get(group_id, -1) + 1
+    if rollout is None:
+        return group_id, following
+    said = _place(rollout, number)
+    return said if said[0] == group_id else (group_id, known.setdefault((group_id, rollout), following))
 
 
 def _value(trace: Mapping[str, Any], what: str) -> Any:

@@ -41,8 +41,8 @@ class Backup:
 def back_up(root: Path, target: Path) -> Backup:
     """Copy the lake at `root` to `target`, which must not exist yet; it is there whole or not at all.
 
-    Raises `NotFound` where there is no lake, `Conflict` for a target that exists or is inside the lake, `LakeLocked` while segments have been
-    rewritten for a minute, `StorageFailed` when the disk refuses.
+    Raises `NotFound` where there is no lake, `Conflict` for a target that exists or is inside the lake, `LakeLocked`
+    while segments have been rewritten for a minute, `StorageFailed` when the disk refuses.
     """
     read_lake(root)
     if target.exists():
