@@ -33,6 +33,7 @@ from tokenlake.store.lake import OwnedLake
 __all__ = ["Running", "embedded", "few_collections", "in_thread", "run"]
 
 _START_S = 60.0
+_LAST_PORT = 65_535
 _KEEP_ALIVE_S = 75
 """Seconds; longer than clients keep idle connections, so that the service never closes one under a request."""
 _YOUNG = 20_000
@@ -52,6 +53,8 @@ class Running:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(f"port {port} is not from 0 to {_LAST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without that, 40 ms a call.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -196,5 +199,10 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"control token: {environment.token}\n")
         sys.stdout.flush()
         held.enter_context(few_collections())
-        asyncio.run(uvicorn.Server(_config(create_app(service))).serve(sockets=[listener]))
+        asyncio.run(_serve(service, listener))
     return 0
+
+
+async def _serve(service: Service, listener: socket.socket) -> None:
+    await service.start()  # here a refusal is the command's, not a traceback of the server's
+    await uvicorn.Server(_config(create_app(service))).serve(sockets=[listener])

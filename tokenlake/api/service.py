@@ -142,7 +142,9 @@ class Service:
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the engine and the background work."""
+        """Start the engine and the background work, once."""
+        if self._task is not None:
+            return
         await self.engine.start()
         if self.pool is not None and self._upstream is not None:
             await self.pool.add(self._upstream)
