@@ -16,7 +16,7 @@ from tests.api.test_chat import U5, ask
 from tokenlake import errors
 from tokenlake.api import results
 from tokenlake.api.client import AsyncClient, Client
-from tokenlake.errors import Conflict, Deadline, EngineFailed, TokenlakeError
+from tokenlake.errors import Conflict, Deadline, EngineFailed, InvalidInput, TokenlakeError
 
 
 class Lossy:
@@ -95,6 +95,11 @@ def test_a_dead_service_is_an_error_and_a_silent_one_a_deadline() -> None:
             client.group("g")
     with Client(url, TOKEN, retry_s=0.2) as client, pytest.raises(EngineFailed):
         client.group("g")
+
+
+def test_a_reward_that_is_no_number_is_refused_before_it_is_sent() -> None:
+    with Client("http://127.0.0.1:1", TOKEN, retry_s=0.0) as client, pytest.raises(InvalidInput, match="reward"):
+        client.seal("g_g0", reward=float("nan"))
 
 
 def test_lists_and_audits_come_as_the_service_has_them(door: Door) -> None:

@@ -37,6 +37,9 @@ EVERYWHERE: list[dict[str, Any]] = [
     {"logprobs": True},
     {"top_logprobs": 3},
     {"return_token_ids": True},
+    {"prompt_token_ids": [1, 2]},
+    {"include_stop_str_in_output": True},
+    {"add_generation_prompt": False},
     {"temperature": 3},
     {"temperature": "1"},
     {"top_p": 0},
@@ -130,6 +133,16 @@ OWN_NEUTRAL: dict[str, dict[str, Any]] = {
         "output_config": {"effort": "high"},
     },
 }
+
+
+@pytest.mark.parametrize(
+    ("more", "bounds"),
+    [({"temperature": 3}, "temperature must be from 0 to 2"), ({"top_k": -2}, "top_k must be at least -1")],
+)
+def test_a_number_out_of_range_is_told_the_range(door: Door, more: dict[str, Any], bounds: str) -> None:
+    (rollout,) = door.register()
+    answer = SPEAKERS[0](door, rollout).post({**SPEAKERS[0](door, rollout).body([ASK], []), **more})
+    assert (answer.status_code, bounds in answer.text) == (400, True)
 
 
 @speaking

@@ -97,6 +97,12 @@ def test_reading_commands_say_that_there_is_no_lake(case: CaseLake, tmp_path: Pa
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_an_interval_is_printed_as_iso_8601(filled: CaseLake) -> None:
+    query = "SELECT to_months(14) + to_days(3) + to_microseconds(-1500000) AS gap, INTERVAL 0 DAY AS none"
+    status, out, _ = filled.run("sql", "--lake", str(filled.path), "--format", "jsonl", query)
+    assert (status, json.loads(out)) == (0, {"gap": "P14M3DT-1.5S", "none": "P0M0DT0S"})
+
+
 @pytest.mark.parametrize("form", ["table", "jsonl", "csv", "arrow"])
 def test_sql_prints_each_format(filled: CaseLake, form: str) -> None:
     query = "SELECT group_id, n FROM groups ORDER BY group_id"

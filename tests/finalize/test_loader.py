@@ -18,7 +18,7 @@ from tests.finalize.conftest import Field, call, group
 from tokenlake.api.serve import embedded
 from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings
-from tokenlake.errors import ConfigError, DamagedLake, EngineFailed, NotFound, TokenlakeError
+from tokenlake.errors import ConfigError, DamagedLake, EngineFailed, NotFound, Unauthorized
 from tokenlake.finalize import RowLoader
 from tokenlake.finalize.sources import LakeSource
 from tokenlake.finalize.tensors import Batch, _lists, next_token, padded
@@ -159,6 +159,11 @@ def test_a_saved_state_goes_on_where_it_was(path: Path) -> None:
         RowLoader(path, seed=6).load_state_dict(state)
 
 
+def test_what_is_no_state_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="state_dict"):
+        RowLoader(path).load_state_dict({"epoch": 1})
+
+
 def test_what_was_only_made_ahead_is_not_counted(path: Path) -> None:
     loader = RowLoader(path, prefetch=3)
     ahead = iter(loader)
@@ -249,7 +254,7 @@ def test_a_service_gives_the_same_tensors(path: Path, url: str) -> None:
         assert same(one, other)
     with pytest.raises(NotFound):
         list(RowLoader(url, token="t", groups=["nothing"]))
-    with pytest.raises(TokenlakeError, match="401"):
+    with pytest.raises(Unauthorized, match="401"):
         list(RowLoader(url, token="wrong"))
 
 
@@ -279,6 +284,7 @@ def test_missing_rows_are_never_silently_fewer(field: Field) -> None:
         {"pack_tokens": 0},
         {"rank": 1},
         {"groups": ["g"], "seed": 1},
+        {"groups": "g"},
         {"source": "http://127.0.0.1:1"},
     ],
 )

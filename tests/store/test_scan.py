@@ -61,6 +61,12 @@ def test_a_scan_of_groups_and_columns_gives_those(path: Path) -> None:
             lake.scan_deltas(columns=["call_id", "tokens"])
 
 
+@pytest.mark.parametrize("choice", [{"groups": "g"}, {"columns": "call_id"}])
+def test_a_text_where_a_list_belongs_is_refused(path: Path, choice: dict[str, str]) -> None:
+    with Lake(path) as lake, pytest.raises(InvalidInput, match="is a list"):
+        lake.scan_deltas(**choice)
+
+
 def test_a_scan_leaves_out_what_cannot_be_read(path: Path) -> None:
     with Lake(path) as lake:
         for segment, records in (("w0/000001", 3), ("_compacted/000000", 0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -155,7 +156,9 @@ def freeze(rollout_id: str, attempt: int | None, terminal_response_id: str | Non
 
 
 def seal(rollout_id: str, **fields: Any) -> Request:
-    """The end of a rollout with its reward."""
+    """The end of a rollout with its reward. Raises `InvalidInput` for one that JSON has no number for."""
+    if not math.isfinite(fields["reward"]):
+        raise InvalidInput("reward must be a finite number: fail a rollout that has none", field="reward")
     return at("POST", "rollouts", rollout_id, "seal", json=_given(**fields))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import decimal
 import io
 import json
 import math
@@ -17,13 +18,13 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["FORMATS", "json_value", "write_table"]
+__all__ = ["FORMATS", "interval", "json_value", "write_table"]
 
 _WIDEST_CELL = 48
 
 
 def json_value(value: Any, kind: pa.DataType) -> Any:
-    """A value of an Arrow column as JSON can hold it; times as ISO 8601, bytes as hexadecimal text."""
+    """A value of an Arrow column as JSON can hold it; times and intervals as ISO 8601, bytes as hexadecimal text."""
     if value is None:
         return None
     if pa.types.is_float32(kind):
@@ -38,7 +39,13 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         return value.isoformat()
     if isinstance(value, str | int | float | bool):
         return value
-    return str(value)
+    return interval(value) if isinstance(value, pa.MonthDayNano) else str(value)
+
+
+def interval(value: pa.MonthDayNano) -> str:
+    """An interval of SQL as ISO 8601 has it: its months, days and seconds, none turned into another."""
+    seconds = decimal.Decimal(value.nanoseconds).scaleb(-9).normalize()
+    return f"P{value.months}M{value.days}DT{seconds:f}S"
 
 
 def _records(table: pa.Table) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from tokenlake.api.output import interval
+
 __all__ = ["ARROW_STREAM", "as_json_rows", "as_stream", "from_stream"]
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
@@ -46,6 +48,8 @@ def _json(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
+    if isinstance(value, pa.MonthDayNano):
+        return interval(value)
     if isinstance(value, dict):
         return {str(key): _json(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -69,11 +69,13 @@ class RowLoader(IterableDataset[Batch]):
                 raise ConfigError(f"{name} must be at least 1")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} is outside world_size {world_size}")
+        if isinstance(groups, str):
+            raise ConfigError(f"groups is a list of group ids: give [{groups!r}]")
         if groups is not None and seed is not None:
             raise ConfigError("groups have an order of their own: give no seed")
         self._url = source if isinstance(source, str) and source.startswith(("http://", "https://")) else None
         if self._url is not None and token is None:
-            raise ConfigError("a service needs its control token")
+            raise ConfigError("a service needs its control token: give token=...")
         self._source = source
         self._token = token
         self._filesystem = filesystem
@@ -96,6 +98,8 @@ class RowLoader(IterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after `state`; its seed must be this loader's, or the order would change."""
+        if not {"seed", "done"} <= state.keys():
+            raise ConfigError("this is no state of a loader: give what `state_dict` returned")
         if state["seed"] != self._seed:
             raise ConfigError("the saved state has another seed than this loader")
         self._done = list(state["done"])

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tokenlake import sql
-from tokenlake.errors import EngineFailed, MissingExtra, NotFound, TokenlakeError
+from tokenlake.errors import EngineFailed, MissingExtra, NotFound, TokenlakeError, Unauthorized
 from tokenlake.store.exported import Catalog, ExportedFiles
 from tokenlake.store.objects import Objects
 from tokenlake.store.query import fetch
@@ -26,6 +26,8 @@ __all__ = ["LakeSource", "PlacedSource", "ServiceSource", "Source", "StoreSource
 
 _STREAM = "application/vnd.apache.arrow.stream"
 _PAGE = 5000
+_REFUSALS: dict[int, type[TokenlakeError]] = {401: Unauthorized, 404: NotFound}
+"""What an answer that is none means, by its status."""
 
 
 class Source(Protocol):
@@ -221,7 +223,7 @@ class ServiceSource:
         except self._unreachable as error:
             raise EngineFailed(f"{self._http.base_url} cannot be reached: {error}") from error
         if not answer.is_success:
-            kind = NotFound if answer.status_code == 404 else TokenlakeError
+            kind = _REFUSALS.get(answer.status_code, TokenlakeError)
             raise kind(f"{self._http.base_url}{path} answered {answer.status_code}: {answer.text[:300]}")
         table = pa.ipc.open_stream(answer.content).read_all()
         return table, answer.headers.get("x-truncated") == "true"

@@ -17,7 +17,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from tokenlake.errors import TokenlakeError
+from tokenlake.errors import InvalidInput, TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
 from tokenlake.store.index import Index
@@ -87,8 +87,11 @@ class Lake:
 
         It is faster than the query, since DuckDB hands out lists element by element, and never holds more than a batch.
         `groups` and `columns` choose some. Nothing is verified: the views do that. Raises `InvalidInput` for a column
-        that deltas do not have.
+        that deltas do not have, and for a text where a list belongs.
         """
+        for name, value in (("groups", groups), ("columns", columns)):
+            if isinstance(value, str):
+                raise InvalidInput(f"{name} is a list: give [{value!r}]", field=name)
         return self._opened()[0].scan_deltas(groups, columns)
 
     def refresh(self) -> None:

@@ -38,9 +38,17 @@ _NEUTRAL: Neutral = {
     "stop_token_ids": ([],),
     "bad_words": ([],),
     "allowed_token_ids": (),
+    "prompt_token_ids": (),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "truncate_prompt_tokens": (),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "logits_processors": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -105,7 +113,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _number(
-    body: Mapping[str, Any], name: str, *, integer: bool = False, low: float | None = None, high: float | None = None
+    body: Mapping[str, Any], name: str, *, integer: bool = False, low: int, high: int | None = None
 ) -> float | None:
     value = body.get(name)
     if value is None:
@@ -113,8 +121,9 @@ def _number(
     kind = "an integer" if integer else "a number"
     if isinstance(value, bool) or not isinstance(value, int if integer else int | float) or not math.isfinite(value):
         raise InvalidInput(f"{name} must be {kind}", field=name)
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise InvalidInput(f"{name} is out of range", field=name)
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidInput(f"{name} must be {bounds}", field=name)
     return value
 
 
