@@ -75,6 +75,13 @@ def test_a_cursor_gives_every_group_once_while_others_are_published(door: Door) 
     assert sorted(seen) == ["a", "b", "c", "d", "e"]
 
 
+@pytest.mark.parametrize("path", ["rows?group=g", "rows?group_id=g&Limit=1", "groups?group_id=g"])
+def test_a_parameter_that_does_not_exist_is_refused_by_name(door: Door, path: str) -> None:
+    door.register("g")
+    answer = door.request("GET", f"/api/v1/{path}")
+    assert (answer.status_code, "no such parameter" in answer.json()["error"]["message"]) == (400, True)
+
+
 def test_rows_have_a_tag_that_changes_with_what_is_answered(door: Door) -> None:
     published(door, 2)
     path = "/api/v1/rows?group_id=g"

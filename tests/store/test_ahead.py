@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,23 @@ def test_records_take_the_place_of_zeros(root: Path, segment: Path, make_delta: 
         assert open_before.sql(CALLS).fetchall() == [("c0",), ("c1",)]
     assert has_footer(memoryview(segment.read_bytes()))
     assert ipc.open_file(segment).read_all().column("call_id").to_pylist() == streamed(segment) == ["c0", "c1"]
+
+
+@pytest.mark.parametrize(("tail", "torn"), [(b"", 0), (b"\0\0\0\0torn", 8)])
+def test_zeros_that_a_crash_leaves_are_no_torn_bytes(
+    root: Path, segment: Path, make_delta: Make, tail: bytes, torn: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = DeltaWriter(root, "w0")
+    place = writer.stage(make_delta("c0"))
+    crashed = root.with_name("crashed")
+    shutil.copytree(root, crashed)
+    writer.close()
+    with (crashed / segment.relative_to(root)).open("r+b") as file:
+        file.seek(place.byte_offset + place.byte_length)
+        file.write(tail)
+    with caplog.at_level("INFO", logger="tokenlake.store.recover"):
+        OwnedLake.open(crashed).close()
+    assert f"was recovered: 1 records, {torn} torn bytes left out" in caplog.text
 
 
 def test_zeros_stay_within_the_bound_of_a_segment(root: Path, segment: Path, make_delta: Make) -> None:

@@ -38,6 +38,13 @@ router = APIRouter(prefix="/api/v1", route_class=OwnRoute)
 health = APIRouter()
 
 
+def _check_parameters(request: Request, *known: str) -> None:
+    """Raise `InvalidInput` for a parameter of the URL that has no meaning: without its filter an answer is another."""
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidInput(f"{name}: no such parameter; known are {', '.join(known)}", field=name)
+
+
 def _limit(request: Request, most: int) -> int:
     text = request.query_params.get("limit")
     if text is None:
@@ -73,6 +80,7 @@ async def get_groups(request: Request) -> JSONResponse:
     """Groups in order of their ids."""
     credential(request)
     service = service_of(request)
+    _check_parameters(request, "after", "limit")
     limit = _limit(request, service.settings.page_rows)
     after = request.query_params.get("after", "")
     text = sql.read("reads/group_ids")
@@ -96,6 +104,7 @@ async def get_rows(request: Request) -> Response:
     """Ready rows, whole groups only: a page holds at least one group and, beyond it, no more than `limit` rows."""
     credential(request)
     service = service_of(request)
+    _check_parameters(request, "group_id", "after", "limit")
     limit = _limit(request, service.settings.page_rows)
     group_id, after = request.query_params.get("group_id"), request.query_params.get("after")
     if group_id is not None:

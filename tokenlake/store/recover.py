@@ -91,7 +91,8 @@ def recover_segment(path: Path, schema: pa.Schema, prefix: bytes, read: Reader, 
         os.close(fd)
     temporary.rename(path)
     sync_directory(path.parent)
-    _log.info("%s was recovered: %d records, %d torn bytes left out", path, len(blocks), max(0, len(data) - end))
+    torn = len(bytes(data[end:]).rstrip(b"\0"))  # the zeros were written ahead, and are no loss
+    _log.info("%s was recovered: %d records, %d torn bytes left out", path, len(blocks), torn)
     return True
 
 
