@@ -117,7 +117,8 @@ POLICIES: Mapping[str, Policy] = {
             owner="gate",
             unit="off | compat | required",
             default="off",
-            sentence="Whether a seal must name the boundary that a freeze returned.",
+            sentence="`required`: a seal must name the boundary that its freeze returned; `compat`: one that it names "
+            "must be that; `off`: not looked at.",
             parse=_choice("off", "compat", "required"),
         ),
         Policy(
