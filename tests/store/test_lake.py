@@ -316,3 +316,13 @@ def test_a_closed_lake_refuses(tmp_path: Path) -> None:
     with pytest.raises(TokenlakeError, match="closed"):
         lake.connect()
     OwnedLake.open(tmp_path / "lake").close()
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_lake_without_its_file_becomes_no_other_lake(tmp_path: Path, create: bool) -> None:
+    with OwnedLake.open(tmp_path / "lake") as lake:
+        lake.lineage.append("group_registered", group_id="g", n=1)
+    (tmp_path / "lake/lake.json").unlink()
+    with pytest.raises(FormatError, match=r"no lake\.json: restore"):
+        OwnedLake.open(tmp_path / "lake", create=create)
+    assert not (tmp_path / "lake/lake.json").exists()

@@ -28,6 +28,7 @@ def read_lake(path: Path) -> dict[str, Any]:
             raise NotFound(f"no lake at {path}: there is no such folder", path=str(path))
         raw = (path / _FILE).read_bytes()
     except FileNotFoundError as error:
+        _check_not_lost(path)
         raise NotFound(
             f"no lake at {path}: the folder has no {_FILE} (`tokenlake serve` and `import` create one)", path=str(path)
         ) from error
@@ -62,7 +63,11 @@ def lake_file(path: Path) -> tuple[int, int]:
 
 
 def create_lake(path: Path) -> None:
-    """Make a folder a lake, unless it is one. The file that says so is written last."""
+    """Make a folder a lake, unless it is one. The file that says so is written last.
+
+    Raises `FormatError` where that file is gone from a lake: another id would make another lake of it, for which
+    none of its credentials is worth anything.
+    """
     make_directory(path)
     for folder in ("deltas", "lineage", "rows"):
         (path / folder).mkdir(exist_ok=True)
@@ -70,9 +75,18 @@ def create_lake(path: Path) -> None:
         # Whoever made it may have died before this.
         sync_directory(path.parent)
         return
+    _check_not_lost(path)
     lake = {"format_version": FORMAT_VERSION, "lake_id": uuid.uuid4().hex, "created_at": time.time_ns() // 1000}
     write_durable(path / _FILE, json.dumps(lake, indent=2).encode() + b"\n")
     sync_directory(path.parent)
+
+
+def _check_not_lost(path: Path) -> None:
+    if next(path.glob("lineage/*/*.arrow"), None) is not None:
+        raise FormatError(
+            f"{path} holds a lake's lineage and no {_FILE}: restore that file from a backup, or name another folder",
+            path=str(path),
+        )
 
 
 def write_durable(path: Path, data: bytes) -> None:
