@@ -45,6 +45,16 @@ def test_a_rate_lets_its_allowance_through_and_then_one_at_a_time() -> None:
         limits.count("g_g0")
 
 
+def test_who_has_to_wait_is_never_told_no_time_at_all() -> None:
+    now = [0.0]
+    limits = Limits(60, None, lambda: now[0])
+    for _ in range(60):
+        limits.count("g_g0")
+    now[0] = 0.999
+    with pytest.raises(Busy, match="wait 1 s"):
+        limits.count("g_g0")
+
+
 def test_what_is_refused_for_one_limit_does_not_count_for_the_other() -> None:
     limits = Limits(1, 3, lambda: 0.0)
     limits.count("g_g0")

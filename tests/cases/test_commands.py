@@ -97,6 +97,14 @@ def test_reading_commands_say_that_there_is_no_lake(case: CaseLake, tmp_path: Pa
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_finalize_counts_rollouts_also_where_a_chain_is_a_row(case: CaseLake) -> None:
+    case.take(group("g"), call("g_g0", "a", [1], [2]), call("g_g0", "b", [3], [4]))
+    case.take(seal("g_g0", terminal_call_id="a"))
+    status, out, _ = case.run("finalize", "--lake", str(case.path), "--policy", "rows=segments")
+    assert (status, out.splitlines()[0]) == (0, "g: 1 rollouts, 1 valid")
+    assert [row["input_ids"] for row in case.rows()] == [[1, 2], [3, 4]]
+
+
 def test_an_interval_is_printed_as_iso_8601(filled: CaseLake) -> None:
     query = "SELECT to_months(14) + to_days(3) + to_microseconds(-1500000) AS gap, INTERVAL 0 DAY AS none"
     status, out, _ = filled.run("sql", "--lake", str(filled.path), "--format", "jsonl", query)

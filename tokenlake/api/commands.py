@@ -71,7 +71,7 @@ def finalize(arguments: argparse.Namespace) -> int:
         if group.dropped is not None:
             _say(f"{group.group_id}: dropped ({group.dropped})")
         else:
-            _say(f"{group.group_id}: {group.n} rows, {group.valid} valid{'; ' + reasons if reasons else ''}")
+            _say(f"{group.group_id}: {group.n} rollouts, {group.valid} valid{'; ' + reasons if reasons else ''}")
     _say(f"published {sum(1 for group in groups if group.dropped is None)} groups")
     return 0
 

@@ -8,6 +8,7 @@ body nor a token; what the trainer's side asks is not counted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -45,7 +46,7 @@ class Limits:
             wait = self._spent.get(key, now) - now - (_MINUTE_S - _MINUTE_S / rate)
             if wait > 0:
                 who = f"rollout {key}" if key else "this service"
-                raise Busy(f"{who} takes {rate} requests a minute: wait {wait:.1f} s", retry_after_s=wait)
+                raise Busy(f"{who} takes {rate} requests a minute: wait {math.ceil(wait)} s", retry_after_s=wait)
         for key, rate in wanted:
             self._spent[key] = max(now, self._spent.get(key, now)) + _MINUTE_S / rate
         if len(self._spent) > _SWEPT:
