@@ -74,6 +74,8 @@ def test_a_group_that_is_not_published_has_no_rows_and_that_is_no_error(filled: 
         (["sql", "DELETE FROM lineage"], "read-only"),
         (["sql", "COPY (SELECT 1) TO 'x.csv'"], "read-only"),
         (["import", "no-such-file.jsonl"], "no-such-file.jsonl"),
+        *((["export", "rows", "--every", every], "above 0") for every in ("-1", "0", "nan", "inf")),
+        (["worker", "--engine", "tiny", "--port", "99999"], "not from 0 to 65535"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(filled: CaseLake, arguments: list[str], why: str) -> None:

@@ -17,6 +17,8 @@ from tokenlake.store.retention import Retention, retire, retire_named
 
 __all__ = ["backup", "compact", "export", "gc"]
 
+_LONGEST_S = 1_000_000
+
 
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
@@ -60,6 +62,8 @@ def backup(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """`tokenlake export`: once, or for ever, over a store that is away for a while too."""
+    if arguments.every is not None and not 0 < arguments.every <= _LONGEST_S:
+        raise ConfigError(f"--every is a number of seconds above 0, at most {_LONGEST_S}")
     store = Objects(arguments.uri)
     with Lake(arguments.lake) as lake:
         exporter = Exporter(lake, store)
