@@ -335,6 +335,7 @@ def test_an_upstream_that_fails_is_a_named_error_and_poisons_nothing(
             ask(agent, [U5])
         assert failed.value.status_code == status
         assert "123" not in failed.value.message, "the upstream's words may hold a token id"
+        assert stub.url not in failed.value.message, "where the upstream is, is not for agents"
         assert [(e["reason"], e["answered"]) for e in door.events("call_failed")] == [(reason, False)]
         stub.edit, stub.cut, stub.hang, stub.status = edit, cut, hang, {}
         last = ask(agent, [U5])

@@ -178,6 +178,7 @@ def test_a_worker_that_fails_answers_nothing_and_spoils_nothing(
         ask(agent, [U5])
     assert refused.value.status_code == seen
     assert "123" not in refused.value.response.text
+    assert stub.url not in refused.value.response.text
     stub.status = None
     ask(agent, [U5])
     (failed,) = door.events("call_failed")

@@ -50,6 +50,7 @@ INTERNAL = "something went wrong here; the log of the service says what"
 """What a client learns of a bug of ours."""
 
 _STORAGE = "the call cannot be stored now: try again later"
+_UPSTREAM = "the engine could not answer this call ({}): try again later"
 
 _BY_STATUS = {
     400: "invalid_input",
@@ -70,8 +71,11 @@ def status_of(error: TokenlakeError) -> tuple[int, str]:
 
 
 def agent_message(error: TokenlakeError) -> str:
-    """What an agent learns of an error: nothing of the folders of this machine, which storage errors name."""
-    return _STORAGE if isinstance(error, StorageFailed | DamagedLake) else error.message
+    """What an agent learns of an error: nothing of the folders and addresses behind the service, which errors name."""
+    if isinstance(error, StorageFailed | DamagedLake):
+        return _STORAGE
+    reason = str(error.detail.get("reason"))
+    return _UPSTREAM.format(reason) if reason.startswith("upstream_") else error.message
 
 
 def is_model_path(path: str) -> bool:
