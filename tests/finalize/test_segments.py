@@ -160,6 +160,18 @@ def test_a_group_is_published_with_all_its_segments_and_stays_as_it_was_publishe
     assert field.rows(ROWS)[:4] == SEGMENTS
 
 
+@pytest.mark.parametrize(("version", "rows"), [({}, 2), ({"weight_version": None}, 2), ({"weight_version_end": 8}, 1)])
+def test_a_chain_of_one_version_is_kept_also_where_nobody_knows_which(field: Field, version: Record, rows: int) -> None:
+    set_policy(field.lake, {"rows": "segments", "mixed_weight_version": "reject"})
+    (done,) = field.publish(
+        {"type": "group", "group_id": "g", "n": 1},
+        call("g_g0", "a", [1], [2, 3], weight_version=None),
+        call("g_g0", "b", [7], [8], **version),
+        {"type": "seal", "rollout_id": "g_g0", "reward": 1.0, "terminal_call_id": "a"},
+    )
+    assert (done.rows, done.valid) == (rows, 1)
+
+
 @pytest.mark.parametrize("width", [None, 16])
 def test_loader_claims_and_baseline_take_a_rollout_of_several_segments_as_one(field: Field, width: int | None) -> None:
     set_policy(field.lake, {"rows": "segments"})

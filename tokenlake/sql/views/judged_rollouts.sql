@@ -195,8 +195,11 @@ sound AS (
                 LAMBDA side: NOT list_contains(list_transform(side.records, LAMBDA record: record.sound), FALSE)
                 AND (
                     mixed_weight_version <> 'reject'
-                    OR known_range(list_transform(side.records, LAMBDA record: record.weight_version)).least
-                    = known_range(list_transform(side.records, LAMBDA record: record.weight_version_end)).most
+                    OR (
+                        known_range(list_transform(side.records, LAMBDA record: record.weight_version)).least
+                        IS NOT DISTINCT FROM
+                        known_range(list_transform(side.records, LAMBDA record: record.weight_version_end)).most
+                    )
                 )
             ) AS sides
         )
