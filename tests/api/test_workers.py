@@ -248,6 +248,43 @@ def test_a_rollout_stays_with_one_worker_and_reads_what_another_staged(
             assert {worker["worker_id"] for worker in door.client.workers()} == {"w0", "w1"}
 
 
+def test_rollouts_of_a_worker_that_is_gone_go_on_at_another_one(
+    opened: Opener, stub: StubWorker, tmp_path: Path
+) -> None:
+    with opened(engine=backend(stub.url, "worker")) as door:
+        rollouts = door.register(n=8)
+        with stub_worker(tmp_path / "lake", "w1") as other:
+            assert door.request("PUT", "/api/v1/workers/w1", {"url": other.url}).is_success
+            before = [ask(door.agent(rollout), [U5]) for rollout in rollouts]
+            assert 0 < len(other.bodies) < 8
+        for rollout, first in zip(rollouts, before, strict=True):
+            ask(door.agent(rollout), [U5, echo(first), U6])
+        assert len(stub.bodies) + len(other.bodies) == 16
+        committed = door.events("call_committed")
+        assert [event["mode"] for event in committed] == ["text"] * 8 + ["token_in"] * 8
+        assert door.events("call_failed") == []
+        with stub_worker(tmp_path / "lake", "w1") as again:
+            assert door.request("PUT", "/api/v1/workers/w1", {"url": again.url}).is_success
+            for rollout in rollouts:
+                ask(door.agent(rollout), [U6])
+            assert len(again.bodies) == len(other.bodies)
+
+
+def test_a_call_that_no_worker_can_be_reached_for_fails_by_name(opened: Opener, tmp_path: Path) -> None:
+    workers = contextlib.ExitStack()
+    stub, other = (workers.enter_context(stub_worker(tmp_path / "lake", name)) for name in ("w0", "w1"))
+    with workers, opened(engine=backend(stub.url, "worker")) as door:
+        assert door.request("PUT", "/api/v1/workers/w1", {"url": other.url}).is_success
+        (rollout,) = door.register()
+        workers.close()
+        for _ in range(2):
+            with pytest.raises(openai.APIStatusError) as refused:
+                ask(door.agent(rollout), [U5])
+            assert refused.value.status_code == 503
+        failed = {(event["reason"], event["answered"]) for event in door.events("call_failed")}
+        assert failed == {("upstream_unreachable", False)}
+
+
 def test_a_published_version_is_answered_with_what_each_worker_has_loaded(
     door: Door, stub: StubWorker, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from tokenlake.api.answers import served_finish
 from tokenlake.api.dialects.dialect import Answer
 from tokenlake.api.flight import Flight
 from tokenlake.api.gate import Gate, overflow_answer
-from tokenlake.api.remote_worker import Said
+from tokenlake.api.remote_worker import RemoteWorker, Said
 from tokenlake.api.worker_pool import WorkerPool
 from tokenlake.errors import ContextOverflow, EngineFailed, InvalidInput
 from tokenlake.ingest.capture_ask import CaptureAsk
@@ -67,8 +67,18 @@ class WorkerGate(Gate):
         return answer
 
     async def _said(self, flight: Flight, ask: CaptureAsk) -> Said | None:
-        """What the worker answers; None when the call was aborted here."""
-        worker, sink = self._pool.of(ask.rollout_id), flight.sink
+        """What the rollout's worker answers, or another one where it is gone; None when the call was aborted here."""
+        while True:
+            worker = self._pool.of(ask.rollout_id)
+            try:
+                return await self._said_by(worker, flight, ask)
+            except EngineFailed as error:
+                # Who was never connected to has sampled nothing.
+                if error.detail.get("reason") != "upstream_unreachable" or not self._pool.pass_over(worker):
+                    raise
+
+    async def _said_by(self, worker: RemoteWorker, flight: Flight, ask: CaptureAsk) -> Said | None:
+        sink = flight.sink
 
         def opened(prompt_tokens: int) -> None:
             if sink is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -18,6 +19,9 @@ from tokenlake.ingest.upstream.facts import UpstreamFacts
 
 __all__ = ["WorkerPool"]
 
+_AWAY_S = 30.0
+"""Seconds for which a worker that could not be reached is passed over."""
+
 
 class WorkerPool:
     """Belongs to the service's event loop. `connect` makes a client of an address."""
@@ -27,6 +31,8 @@ class WorkerPool:
         self._facts = facts
         self._connect = connect
         self._workers: dict[str, RemoteWorker] = {}
+        self._away: dict[str, float] = {}
+        """Workers that could not be reached, and until when they are passed over."""
         self._left: list[UpstreamClient] = []
 
     async def add(self, url: str, worker_id: str | None = None) -> WorkerState:
@@ -46,13 +52,24 @@ class WorkerPool:
             # Calls that still run there end on the older connections.
             self._left.append(older.client)
         self._workers[state.worker_id] = RemoteWorker(client, state)
+        self._away.pop(state.worker_id, None)
         return state
 
     def of(self, rollout_id: str) -> RemoteWorker:
         """The worker of a rollout: by rendezvous hashing, so that one more or less moves few. Raises `EngineFailed`."""
         if not self._workers:
             raise EngineFailed("no capture worker is registered", reason="no_worker")
-        return max(self._workers.items(), key=lambda item: _weight(item[0], rollout_id))[1]
+        names = self._reached() or self._workers
+        return self._workers[max(names, key=lambda name: _weight(name, rollout_id))]
+
+    def pass_over(self, worker: RemoteWorker) -> bool:
+        """Leave out a worker that could not be reached, for a while; whether another one is left to ask."""
+        self._away[worker.state.worker_id] = time.monotonic() + _AWAY_S
+        return bool(self._reached())
+
+    def _reached(self) -> list[str]:
+        now = time.monotonic()
+        return [name for name in self._workers if self._away.get(name, now) <= now]
 
     async def states(self) -> list[dict[str, Any]]:
         """Every worker, asked now: whether it captures, and which weights it has loaded."""
