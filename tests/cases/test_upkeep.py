@@ -117,6 +117,35 @@ def test_gc_of_one_rollout_leaves_its_siblings(filled: CaseLake) -> None:
     assert filled.sql("SELECT check_name FROM call_checks WHERE NOT ok") == [("not_retired",)] * 2
 
 
+def test_a_file_whose_groups_are_retired_is_imported_again_and_changes_nothing(
+    filled: CaseLake, tmp_path: Path
+) -> None:
+    first = call("old_g0", "c0", [1, 2], [3, 4], weight_version=3)
+    second = call("old_g0", "c1", [1, 2, 3, 4, 5], [6], weight_version=3)
+    alone = call("old_g1", "c0", [1, 2], [7], weight_version=3)
+    run(filled, "gc", "--group", "old")
+    file = tmp_path / "again.jsonl"
+
+    def again(*records: dict[str, Any]) -> tuple[int, str]:
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        status, out, err = filled.run("import", "--lake", str(filled.path), str(file))
+        return status, out + err
+
+    end = seal("old_g0", 1.0, terminal_call_id="c1")
+    assert (
+        "0 calls, 0 seals, 0 fails; 5 records were there already"
+        in (again(group("old", 2), first, second, end, alone)[1])
+    )
+    for records, why in (
+        ([first, {**second, "generation_token_ids": [7]}], "exists with other content"),
+        ([first, call("old_g0", "c2", [1, 2, 3, 4, 8], [9])], "old_g0 is retired: it takes no new call"),
+        ([{**second, "parent_call_id": "c0"}], "call c0 of old_g0 is retired"),
+    ):
+        status, said = again(*records)
+        assert (status, why in said) == (2, True), said
+    assert deltas(filled) == ["new", "open"]
+
+
 @pytest.mark.parametrize("opened", ["before", "while"])
 def test_a_reader_that_takes_in_while_gc_runs_knows_why_a_delta_is_gone(
     filled: CaseLake, opened: str, monkeypatch: pytest.MonkeyPatch

@@ -53,12 +53,16 @@ class Attempt:
     ended: tuple[str, str] | None = None
     """`("fail", reason)` or `("seal", canonical arguments)`."""
     calls: dict[str, KnownCall] = field(default_factory=dict[str, KnownCall])
+    retired: bool = False
+    """Retention removed its deltas: the sequence of a call is known once the file repeats it."""
     _tails: dict[str, tuple[str | None, bytes]] = field(default_factory=dict[str, tuple[str | None, bytes]])
     _by_length: dict[int, dict[bytes, str]] = field(default_factory=dict[int, dict[bytes, str]])
 
     def add_call(self, call: KnownCall, whole: bytes) -> None:
         """Remember a call whose whole sequence (prompt and answer) is `whole`, raw int32."""
         parent = self.calls.get(call.parent_call_id or "")
+        if parent is not None and not self.knows_sequence(parent):
+            parent = None
         prefix = b"" if parent is None else self.raw_sequence(parent)
         self.calls[call.call_id] = call
         if parent is not None and whole.startswith(prefix):
@@ -67,6 +71,10 @@ class Attempt:
             self._tails[call.call_id] = (None, whole)
         digest = hashlib.sha256(whole).digest()
         self._by_length.setdefault(len(whole) // 4, {}).setdefault(digest, call.call_id)
+
+    def knows_sequence(self, call: KnownCall) -> bool:
+        """Whether the sequence of a call is known, as always where nothing was retired."""
+        return call.call_id in self._tails
 
     def longest_prefix(self, prompt: list[int], *, before: str) -> KnownCall | None:
         """The call whose whole sequence is the longest prefix of the prompt, the first committed of equal ones.
@@ -150,11 +158,11 @@ class ImportState:
     def _load(self, rollout_id: str) -> dict[int, Attempt]:
         group = self.group(split_rollout_id(rollout_id)[0])
         found = self._lake.sql(sql.read("reads/rollout_events"), [rollout_id]).to_arrow_table()
+        published = group is not None and group.published
+        retired = published and self._retired(rollout_id)
         attempts: dict[int, Attempt] = {}
         for event in found.to_pylist():
-            attempt = attempts.setdefault(
-                event["attempt"] or 0, Attempt(published=group is not None and group.published)
-            )
+            attempt = attempts.setdefault(event["attempt"] or 0, Attempt(published=published, retired=retired))
             if event["event_type"] == "call_committed":
                 self._load_call(attempt, event)
             elif event["event_type"] == "rollout_failed":
@@ -162,6 +170,10 @@ class ImportState:
             elif event["event_type"] == "rollout_sealed":
                 attempt.ended = seal_end(event["reward"], event["terminal_call_id"], event["reason"])
         return attempts
+
+    def _retired(self, rollout_id: str) -> bool:
+        found = self._lake.sql(sql.read("reads/group_closings"), [[split_rollout_id(rollout_id)[0]]]).fetchall()
+        return any(whole or rollout_id in rollouts for _, _, whole, rollouts, _ in found)
 
     def _load_call(self, attempt: Attempt, event: dict[str, Any]) -> None:
         place = Place(
@@ -171,11 +183,11 @@ class ImportState:
             byte_length=event["byte_length"],
             batch_row=event["batch_row"],
         )
+        call = KnownCall(**{name: event[name] for name in KnownCall.__slots__})  # pyright: ignore[reportArgumentType]
+        if attempt.retired:
+            attempt.calls[call.call_id] = call
+            return
         delta = self._lake.read_delta(place)
         parent = attempt.calls.get(event["parent_call_id"])
         prefix = b"" if parent is None else attempt.raw_sequence(parent)
-        whole = prefix[: 4 * event["prev_len"]] + bytes(delta.token_ids or b"")
-        attempt.add_call(
-            KnownCall(**{name: event[name] for name in KnownCall.__slots__}),  # pyright: ignore[reportArgumentType]
-            whole,
-        )
+        attempt.add_call(call, prefix[: 4 * event["prev_len"]] + bytes(delta.token_ids or b""))

@@ -208,8 +208,12 @@ def _plan_call(plan: _Plan, attempt: Attempt, record: CallRecord) -> None:
     if known is not None:
         if (known.digest, known.response_id) != (coords.digest, record.response_id):
             raise _refuse(record, f"call {record.call_id} of {record.rollout_id} exists with other content")
+        if not attempt.knows_sequence(known):
+            attempt.add_call(known, array("i", [*prompt, *record.generation_token_ids]).tobytes())
         plan.counts["same"] += 1
         return
+    if attempt.retired:
+        raise _refuse(record, f"{record.rollout_id} is retired: it takes no new call")
     _remember(attempt, record, coords, prompt)
     plan.counts["call"] += 1
     plan.deltas.append((len(plan.events), collector.delta))
@@ -247,6 +251,10 @@ def _link(attempt: Attempt, record: CallRecord) -> tuple[ParentLink | None, list
         prefix = attempt.hash_of(whole[:prev_len])
         link = ParentLink(call_id=claimed, root_call_id=None, depth=None, cum_len=prev_len, chain_hash=prefix)
         return link, whole
+    if not attempt.knows_sequence(known):
+        raise _refuse(
+            record, f"call {claimed} of {record.rollout_id} is retired: give it before those that continue it"
+        )
     prev_len = known.cum_len if record.prev_len is None else record.prev_len
     if prompt is None:
         exact = attempt.sequence(known)
