@@ -200,7 +200,14 @@ def test_the_same_key_gets_the_same_claim(buffer: ReplayBuffer) -> None:
     assert names(buffer.claim("a", idempotency_key="l")) == ["g2"]
 
 
-@pytest.mark.parametrize("wrong", [{"groups": 0}, {"lease_s": 0}, {"lease_s": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"groups": 0},
+        *({"lease_s": seconds} for seconds in (0, math.nan, math.inf)),
+        *({"current_version": version} for version in (-1, 1 << 63)),
+    ],
+)
 def test_a_claim_of_nothing_is_refused(buffer: ReplayBuffer, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         buffer.claim("a", **wrong)

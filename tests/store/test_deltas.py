@@ -273,6 +273,17 @@ def test_a_writer_name_is_never_a_path(root: Path, name: str) -> None:
         DeltaWriter(root, name)
 
 
+@pytest.mark.parametrize("names", [{"rollout_id": ""}, {"rollout_id": "g0\0_g0"}, {"call_id": ""}, {"call_id": "c\0"}])
+def test_what_no_reader_would_take_for_a_record_is_refused(root: Path, make_delta: Make, names: dict[str, str]) -> None:
+    writer = DeltaWriter(root, "w0")
+    call_id = names.get("call_id", "c0")
+    with pytest.raises(InvalidInput, match="a name that is no key"):
+        writer.stage(make_delta(call_id, **{k: v for k, v in names.items() if k != "call_id"}))
+    writer.stage(make_delta("c1"))
+    writer.close()
+    assert calls(root) == ["c1"]
+
+
 def test_a_closed_writer_refuses(root: Path, make_delta: Make) -> None:
     writer = DeltaWriter(root, "w0")
     writer.close()

@@ -12,6 +12,7 @@ evicted for that consumer (`rows_released`, reason `stale` or `unknown_version`)
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,8 +84,10 @@ class ReplayBuffer:
         bound on staleness while no version is known.
         """
         check_call_id(consumer, "consumer")
-        if groups < 1 or not lease_s > 0:
+        if groups < 1 or not 0 < lease_s < math.inf:
             raise InvalidInput("a claim is of at least 1 group, for more than 0 seconds", field="groups")
+        if current_version is not None and not 0 <= current_version < 1 << 63:
+            raise InvalidInput("a weight version is a whole number from 0 to 2**63 - 1", field="current_version")
         key = None if idempotency_key is None else _digest(consumer, idempotency_key)
         with self._one:
             if key is not None and (known := self._find(None, key, consumer)) is not None:

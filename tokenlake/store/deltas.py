@@ -298,6 +298,8 @@ class DeltaWriter:
 
 def _wanted(delta: Delta) -> _Wanted | TokenlakeError:
     """A delta with its message, or why it cannot be one."""
+    if not delta.rollout_id or not delta.call_id or "\0" in delta.rollout_id or "\0" in delta.call_id:
+        return InvalidInput(f"call {delta.call_id!r} of rollout {delta.rollout_id!r} has a name that is no key")
     try:
         message = encode_delta(delta)
     except InvalidInput as error:
