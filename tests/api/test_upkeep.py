@@ -18,6 +18,7 @@ from tokenlake.errors import ConfigError
 from tokenlake.store import compact
 from tokenlake.store.lock import SEGMENTS_LOCK, DirectoryLock
 from tokenlake.store.reader import Lake
+from tokenlake.store.retention import Retention
 
 CONTENT = "SELECT * FROM deltas ORDER BY call_id"
 OFTEN = {"compact_every_s": 0.02, "compact_min_records": 2}
@@ -67,6 +68,12 @@ def test_compaction_waits_for_enough_records(opened: Opener) -> None:
         ask(agent, [U5])
         door.service.housekeeper._once(None)
         assert folders(door) == {"_compacted"}
+
+
+def test_versions_that_are_kept_may_be_more_than_there_were(opened: Opener) -> None:
+    with opened(compact_every_s=1000, retain_versions=10) as door:
+        door.request("PUT", "/api/v1/weight_version", {"version": 3}).raise_for_status()
+        assert door.service.housekeeper._rule() == Retention(below_version=0)
 
 
 def test_without_an_interval_nothing_is_done(opened: Opener) -> None:

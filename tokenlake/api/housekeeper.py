@@ -57,7 +57,7 @@ class Housekeeper:
         if versions is not None:
             if self._control.weight_version is None:
                 return None
-            below = self._control.weight_version - versions + 1
+            below = max(0, self._control.weight_version - versions + 1)
         return Retention(older_than_s=closed_s, below_version=below, consumed=self._settings.retain_until == "consumed")
 
     def _once(self, rule: Retention | None) -> None:
