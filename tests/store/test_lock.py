@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -131,6 +132,13 @@ def test_a_writer_that_starts_while_an_owner_recovers_its_folder_waits(
     writer = DeltaWriter(lake.path, "w0")
     writer.stage(make_delta("c0"))
     writer.close()
+
+
+def test_an_owner_on_another_machine_is_told_with_its_name(lake: OwnedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid says nothing here, or names another process."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    with pytest.raises(LakeLocked, match=rf"is owned by process {os.getpid()} on {os.uname().nodename}: use it"):
+        OwnedLake.open(lake.path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import time
 import weakref
 from pathlib import Path
@@ -48,7 +49,8 @@ class DirectoryLock:
         try:
             _acquire(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait_s)
         except OSError as error:
-            holder = _note(self._fd).get("pid")
+            note = _note(self._fd)
+            holder, host = note.get("pid"), note.get("host")
             os.close(self._fd)
             self._fd = -1
             if not isinstance(error, BlockingIOError):
@@ -56,13 +58,15 @@ class DirectoryLock:
                     f"{path} cannot be locked ({error.strerror}): {what} needs a file system with flock"
                 ) from error
             who = f"process {holder}" if holder else "another process"
+            who += f" on {host}" if host not in (None, socket.gethostname()) else ""
             raise LakeLocked(
                 f"{what} is owned by {who}: use it through that process, or stop it first", pid=holder, path=str(path)
             ) from error
         self.pid = os.getpid()
         about = os.fstat(self._fd)
         self._inode = about.st_dev, about.st_ino
-        note = json.dumps({"pid": self.pid, "since": int(time.time()), "brief": brief}).encode()
+        held = {"pid": self.pid, "host": socket.gethostname(), "since": int(time.time()), "brief": brief}
+        note = json.dumps(held).encode()
         # The note only helps who is refused; the lock is held without it, on a full disk too.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
