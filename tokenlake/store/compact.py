@@ -103,13 +103,15 @@ class Compactor:
         total = Compaction()
         left: set[_Key] = set()
         for job in self._jobs(left):
-            while chosen := [source for source in job if source.key not in left]:
+            chosen = job
+            while any(source.due for source in chosen):
                 try:
                     total += self._replace(chosen)
                     break
                 except _UnreadableError as unreadable:
                     _log.warning("%s is left as it is: a record of it is damaged", self._path(unreadable.key))
                     left.add(unreadable.key)
+                    chosen = [source for source in job if source.key not in left]
         return total
 
     def finish(self) -> None:
@@ -176,7 +178,7 @@ class Compactor:
                 retired += 1
             elif copy[0] is None:
                 kept.append((*place, share))
-            elif self._batch([place], DELTA) != self._batch([(*copy, *place[5:])], DELTA):
+            elif self._said(place) != self._said((*copy, *place[5:])):
                 raise _UnreadableError((place[0], place[1]))
         number = None
         if kept:
@@ -192,6 +194,10 @@ class Compactor:
             bytes_before=sum(source.size for source in sources),
             bytes_after=0 if number is None else self._path((COMPACTED, number)).stat().st_size,
         )
+
+    def _said(self, place: tuple[Any, ...]) -> str:
+        """All of a record but when it was staged, in a form in which a NaN equals itself."""
+        return repr(self._batch([place], DELTA).drop_columns("staged_at").to_pylist())
 
     def _write(self, records: Sequence[tuple[Any, ...]], keys: Sequence[_Key]) -> int:
         try:
