@@ -15,6 +15,7 @@ import pytest
 
 import tokenlake
 from tests.cases.conftest import CaseLake, call, fail, group, seal
+from tokenlake.api.cli import main
 from tokenlake.errors import QueryError
 from tokenlake.store.lake import OwnedLake
 
@@ -58,6 +59,14 @@ def test_rows_in_arrow_and_parquet_are_the_same_rows(filled: CaseLake, tmp_path:
 
 def test_a_group_that_is_not_published_has_no_rows_and_that_is_no_error(filled: CaseLake) -> None:
     assert filled.rows("open") == []
+
+
+def test_the_version_is_that_which_lineage_names(filled: CaseLake, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    ((detail,),) = filled.sql("SELECT detail FROM lineage WHERE event_type = 'lake_opened' LIMIT 1")
+    assert capsys.readouterr().out == json.loads(detail)["tokenlake"] + "\n"
 
 
 @pytest.mark.parametrize(

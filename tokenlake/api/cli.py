@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokenlake.errors import TokenlakeError
+from tokenlake.program import program_version
 
 __all__ = ["main"]
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tokenlake", description="Token-exact capture of agent rollouts, as SQL-queryable training rows."
     )
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    parser.add_argument("--version", action="version", version=program_version(), help="print which Tokenlake this is")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: str, text: str) -> argparse.ArgumentParser:

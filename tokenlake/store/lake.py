@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from tokenlake import sql
 from tokenlake.errors import LakeLocked, StorageFailed, TokenlakeError
+from tokenlake.program import program_version
 from tokenlake.store.compact import Compaction, Compactor
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.deltas import DeltaWriter
@@ -123,14 +123,10 @@ class OwnedLake:
 
     def _opening(self) -> dict[str, Any]:
         """The event that says who writes from here on."""
-        try:
-            program = version("tokenlake")
-        except PackageNotFoundError:
-            program = "unknown"
         about = {
             "lake_id": self.lake_id,
             "format_version": FORMAT_VERSION,
-            "tokenlake": program,
+            "tokenlake": program_version(),
             "host": socket.gethostname(),
             "pid": self._pid,
         }
