@@ -209,7 +209,7 @@ def test_a_text_that_is_damaged_is_not_read_at_once(make_delta: Any) -> None:
 
 
 def at_once(data: memoryview, places: list[tuple[int, int]]) -> Plain | None:
-    plain = read_plain(DELTA_LAYOUT, data, *zip(*places, strict=True))
+    plain = read_plain(DELTA_LAYOUT, data, *(pa.array(each, pa.int64()) for each in zip(*places, strict=True)))
     return plain if plain is not None and plain.readable() else None
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby, pairwise
-from operator import add
 from typing import Any, cast
 
 import duckdb
@@ -49,11 +48,14 @@ _MOMENT = 1.0
 """Seconds that a thread keeps what it decoded last."""
 
 _MAX_KEPT = 128
-_PART = 256
+_PART = 512
 """Records that are handed on together: memory of a size that the allocator has at hand is had without the kernel."""
 
 _MANY = 32
 """Fewer records than this are read one by one as fast."""
+
+_FURTHEST = 1 << 62
+"""Beyond the end of every segment; what is longer by a record is still a number of 64 bits."""
 
 _ABSENT, _BY_HAND = 0, 1
 _SEGMENT = re.compile(r"(?:deltas/[A-Za-z0-9_-]{1,100}|rows)/[0-9]{6,10}\.arrow")
@@ -158,9 +160,12 @@ class Fetcher:
 
     def _plain(self, columns: Sequence[pa.Array], opened: _Opened) -> Plain | None:
         """The records of one segment, or None where one is not plain or not of the key that the index says."""
-        offsets, lengths = columns[2].to_pylist(), columns[3].to_pylist()
-        mapped = self._mapped(_name(columns), 0, max(map(add, offsets, lengths)), opened)
-        if mapped is None or min(offsets) < 0:
+        offsets, lengths = columns[2], columns[3].cast(pa.int64())
+        first, last = (each.as_py() for each in pc.min_max(offsets).values())
+        if first < 0 or last > _FURTHEST:
+            return None
+        mapped = self._mapped(_name(columns), 0, pc.max(pc.add(offsets, lengths)).as_py(), opened)
+        if mapped is None:
             return None
         plain = read_plain(DELTA_LAYOUT, mapped.view, offsets, lengths)
         if plain is None or not plain.readable():

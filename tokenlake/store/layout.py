@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -75,6 +74,7 @@ class Layout:
         self.tail_buffers_at = self._buffers_at + 16 * (n_buffers - tail_buffers)
         self._tail_nodes = struct.Struct(f"<{2 * tail_nodes}q")
         self._tail_buffers = struct.Struct(f"<{2 * tail_buffers}Q")
+        self.tail_buffers_size = self._tail_buffers.size
         self._head_nodes = struct.Struct(f"<{2 * (n_nodes - tail_nodes)}q")
         self._head_buffers = struct.Struct(f"<{2 * (n_buffers - tail_buffers)}q")
         self._body_length = struct.Struct("<q")
@@ -83,10 +83,11 @@ class Layout:
             (self.tail_buffers_at, self._tail_buffers.size),
             (self._tail_nodes_at, self._tail_nodes.size),
         ]
-        self._fixed: Callable[[bytes], tuple[bytes, ...]] = itemgetter(*_between(sorted(cuts), self.meta_size))
-        """What of a message's metadata is the same in every message of its shape."""
+        self._fixed: Callable[..., tuple[bytes, ...]] = _between(sorted(cuts), self.meta_size).unpack_from
+        """What of the metadata of the message at a position is the same in every message of its shape."""
         self.prefix = self._template[: self.length_at]
         """What every one-row batch of this schema starts with: where to look for the next one after damage."""
+        self._start = struct.Struct(f"<{self.length_at}sq")
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._by_meta: dict[tuple[bytes, ...], Shape] = {}
         self._latest: Shape | None = None
@@ -159,42 +160,43 @@ class Layout:
         found = self._head(data, start, end)
         return None if found is None else found[0].unpack(data, start + self.meta_size)
 
-    def run(self, view: memoryview, start: int, end: int, most: int) -> tuple[list[int], list[int], list[Shape]]:
-        """(offsets, bytes, shapes) of up to `most` messages that follow one another from `start` on.
+    def run(self, view: memoryview, start: int, end: int, most: int) -> tuple[list[int], list[int]]:
+        """(offsets, bytes) of up to `most` messages that follow one another from `start` on.
 
-        It ends before the first one that `assemble` could not have written, or that is not whole.
+        It ends before the first one that does not start as `assemble` starts them, or that is not whole.
         """
         offsets: list[int] = []
         lengths: list[int] = []
-        shapes: list[Shape] = []
-        size, body_length, length_at = self.meta_size, self._body_length.unpack_from, self.length_at
+        size, read, wanted = self.meta_size, self._start.unpack_from, self.prefix
         while len(offsets) < most and start + size <= end:
-            meta = bytes(view[start : start + size])
-            shape = self._shape_of(meta)
-            if shape is None:
-                break
-            length = body_length(meta, length_at)[0]
-            if length < shape.size or start + size + length > end:
+            prefix, length = read(view, start)
+            if prefix != wanted or length < 0 or start + size + length > end:
                 break
             offsets.append(start)
             lengths.append(size + length)
-            shapes.append(shape)
             start += size + length
-        return offsets, lengths, shapes
+        return offsets, lengths
 
-    def shapes_at(self, view: memoryview, offsets: Sequence[int]) -> list[Shape] | None:
-        """The shapes of messages whose metadata is there whole; None: one of them is not one that `assemble` wrote."""
+    def shapes_at(self, view: memoryview, offsets: Sequence[int]) -> tuple[list[Shape], list[int]] | None:
+        """The shapes of messages whose metadata is there whole, and the number of that of each.
+
+        None: one of them is not one that `assemble` wrote.
+        """
+        numbers: dict[int, int] = {}
         shapes: list[Shape] = []
-        size, fixed, latest = self.meta_size, self._fixed, self._latest
+        which: list[int] = []
+        fixed, latest, number = self._fixed, None, 0
         for start in offsets:
-            meta = view[start : start + size].tobytes()
             # What `_shape_of` looks at first, without a call for each message.
-            if latest is None or latest.fixed != fixed(meta):
-                latest = self._shape_of(meta)
+            if latest is None or latest.fixed != fixed(view, start):
+                latest = self._shape_of(view[start : start + self.meta_size].tobytes())
                 if latest is None:
                     return None
-            shapes.append(latest)
-        return shapes
+                number = numbers.setdefault(id(latest), len(shapes))
+                if number == len(shapes):
+                    shapes.append(latest)
+            which.append(number)
+        return shapes, which
 
     def _head(self, data: _Buffer, start: int, end: int) -> tuple[Shape, bytes, int] | None:
         """(shape, metadata, bytes of the body) of a message of a known shape."""
@@ -266,15 +268,14 @@ def _present(position: int | None) -> int:
     return position
 
 
-def _between(cuts: list[tuple[int, int]], end: int) -> list[slice]:
+def _between(cuts: list[tuple[int, int]], end: int) -> struct.Struct:
     """The stretches of 0..end that no cut covers."""
-    kept: list[slice] = []
+    kept = "<"
     at = 0
-    for start, size in [*cuts, (end, 0)]:
-        if start > at:
-            kept.append(slice(at, start))
+    for start, size in cuts:
+        kept += f"{start - at}s{size}x"
         at = start + size
-    return kept
+    return struct.Struct(f"{kept}{end - at}s")
 
 
 def _put_tail(width: int, value: Any, position: int, parts: list[_Buffer], nodes: list[int], buffers: list[int]) -> int:

@@ -18,7 +18,6 @@ from tokenlake.store.maps import Mapped
 from tokenlake.store.plain import Plain, read_plain
 from tokenlake.store.records import DeltaKey, delta_keys
 from tokenlake.store.schema import PLACE
-from tokenlake.store.shape import Shape
 from tokenlake.store.walk import Walk, walk
 
 __all__ = ["PLACED", "placed", "walk_deltas"]
@@ -96,18 +95,19 @@ class _Leap:
             if batch is not None:
                 return run[0][-1] + run[1][-1], batch
             half = len(run[0]) // 2
-            run = run[0][:half], run[1][:half], run[2][:half]
+            run = run[0][:half], run[1][:half]
         self._after = run[0][-1] + run[1][-1] if run[0] else start + 1
         return None
 
-    def _at_once(self, offsets: list[int], lengths: list[int], shapes: list[Shape]) -> pa.RecordBatch | None:
+    def _at_once(self, offsets: list[int], lengths: list[int]) -> pa.RecordBatch | None:
         """The place within the segment and the key of each; None: one of them is not plain, or has no key."""
-        plain = read_plain(DELTA_LAYOUT, self._view, offsets, lengths, shapes)
+        starts, sizes = pa.array(offsets, pa.int64()), pa.array(lengths, pa.int64())
+        plain = read_plain(DELTA_LAYOUT, self._view, starts, sizes)
         keys = None if plain is None else _keys(plain)
         if keys is None:
             return None
         first_row = pa.repeat(pa.scalar(0, pa.int32()), len(offsets))
-        place = [pa.array(offsets, pa.int64()), pa.array(lengths, pa.int32()), first_row]
+        place = [starts, sizes.cast(pa.int32()), first_row]
         return pa.RecordBatch.from_arrays([*place, *keys], names=PLACED.names[2:])
 
 

@@ -8,7 +8,7 @@ takes them one by one. No value is trusted for its place: every position is chec
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
@@ -27,23 +27,17 @@ _MAX_SHAPES = 64
 _LONG = pa.int64()
 
 
-def read_plain(
-    layout: Layout,
-    view: memoryview,
-    offsets: Sequence[int],
-    lengths: Sequence[int],
-    shapes: Sequence[Shape] | None = None,
-) -> Plain | None:
-    """The messages at these places, all inside `view`; None: at least one of them is not plain.
+def read_plain(layout: Layout, view: memoryview, offsets: pa.Array, lengths: pa.Array) -> Plain | None:
+    """The messages at these places (int64), all inside `view`; None: at least one of them is not plain.
 
-    `shapes`: where they are known. No column has been looked at yet: see `Plain.readable`.
+    No column has been looked at yet: see `Plain.readable`.
     """
-    if min(lengths) < layout.meta_size:
+    if pc.min(lengths).as_py() < layout.meta_size:
         return None
-    found = layout.shapes_at(view, offsets) if shapes is None else shapes
-    if found is None or len(set(map(id, found))) > _MAX_SHAPES:
+    found = layout.shapes_at(view, offsets.to_pylist())
+    if found is None or len(found[0]) > _MAX_SHAPES:
         return None
-    plain = Plain(layout, view, offsets, lengths, found)
+    plain = Plain(layout, view, offsets, lengths, *found)
     try:
         return plain if plain.sound() else None
     except struct.error:
@@ -57,83 +51,100 @@ class Plain:
         self,
         layout: Layout,
         view: memoryview,
-        offsets: Sequence[int],
-        lengths: Sequence[int],
+        offsets: pa.Array,
+        lengths: pa.Array,
         shapes: Sequence[Shape],
+        which: Sequence[int],
     ) -> None:
         self._layout = layout
-        self._view = view
         self._buffer = pa.py_buffer(view)
-        self._words = pa.Array.from_buffers(_LONG, len(view) // 8, [None, self._buffer])
+        self._segment = pa.Array.from_buffers(_LONG, len(view) // 8, [None, self._buffer])
         """The segment, of which nothing is copied."""
-        self._meta = pa.array(offsets, _LONG)
+        self._meta = offsets
         self._body = pc.add(self._meta, layout.meta_size)
-        self._room = pc.subtract(pa.array(lengths, _LONG), layout.meta_size)
-        keys = list(map(id, shapes))
-        kinds = dict(zip(keys, shapes, strict=True))
-        self._kinds = list(kinds.values())
-        numbers = {key: number for number, key in enumerate(kinds)}
-        self._which = pa.array([numbers[key] for key in keys], pa.int32())
+        self._room = pc.subtract(lengths, layout.meta_size)
+        self._shapes = shapes
+        self._which = pa.array(which, pa.int32())
+        """Which of the shapes each message has."""
+        self._order = pc.sort_indices(pc.sort_indices(self._which)) if len(shapes) > 1 else None
+        """Where each message is when they are sorted by shape."""
         self._columns: dict[str, pa.Array] = {}
         self._heads: list[pa.Array] = []
-        self._order = pc.sort_indices(pc.sort_indices(self._which)) if len(kinds) > 1 else None
-        """Where each message is when they are sorted by shape."""
-        self._tails: list[tuple[pa.Array, pa.Array, pa.Array | None]] = []
-        """(position of the data in `view`, its bytes, which are there or None for all) of each tail."""
+        self._tails: list[tuple[pa.Array, pa.Array | None]] = []
+        """(the data, cut out of the segment, and which are there or None for all) of each tail."""
 
     def __len__(self) -> int:
         return len(self._meta)
 
     def sound(self) -> bool:
-        """Find the tails; False where one is not where `assemble` puts it, or a message is not."""
-        if not _all(pc.equal(pc.bit_wise_and(self._meta, 7), 0)):
-            return False
-        position = pa.array([shape.size for shape in self._kinds], _LONG).take(self._which)
-        numbers = iter(self._numbers())
-        flags: list[pa.Array] = []
-        for tail in self._layout.tails:
-            valid_at, offsets_at = next(numbers), next(numbers)
-            bits_at, bits = (next(numbers), next(numbers)) if tail.width else (None, None)
-            data_at, size = next(numbers), next(numbers)
-            data = pc.add(position, 16)
-            there = valid_at.equals(position) and offsets_at.equals(pc.add(position, 8)) and data_at.equals(data)
-            if bits_at is not None:
-                there = there and bits_at.equals(data) and _all(pc.equal(bits, 0))
-                there = there and _all(pc.equal(pc.bit_wise_and(size, tail.width - 1), 0))
-            if not there or pc.min(size).as_py() < 0 or not _all(pc.less_equal(size, self._room)):
-                return False
-            flags.append(pc.shift_right(pc.add(self._body, position), 3))
-            self._tails.append((pc.add(self._body, data), size, None))
-            position = pc.add(data, pc.bit_wise_and(pc.add(size, 7), -8))
-        length = self._words.take(pc.shift_right(pc.add(self._meta, self._layout.length_at), 3))
-        return length.equals(position) and _all(pc.less_equal(position, self._room)) and self._present(flags)
+        """Find the tails; False where one is not where `assemble` puts it, or a message is not.
 
-    def _numbers(self) -> list[pa.Array]:
-        """Of each tail where validity and offsets are, of a list where the validity of its elements is and its bytes,
-        where the data are and their bytes. All in one step, since a step costs more than its numbers.
+        Numbers of all tails are in one array, those of the first one first, since a step costs more than its numbers.
         """
-        first = pc.shift_right(pc.add(self._meta, self._layout.tail_buffers_at), 3)
-        wanted: list[int] = []
-        for tail in self._layout.tails:
-            at = wanted[-1] + 1 if wanted else 0
-            wanted += [at, at + 2, *range(at + 4, at + (8 if tail.width else 6))]
-        steps = pa.concat_arrays([pa.repeat(pa.scalar(each, _LONG), len(self)) for each in wanted])
-        found = self._words.take(pc.add(pa.concat_arrays([first] * len(wanted)), steps))
-        return [found[start : start + len(self)] for start in range(0, len(found), len(self))]
+        tails, count = self._layout.tails, len(self)
+        heads, lists, datas = _places(tails)
+        read = self._tail_words()
+        size = read(datas, 1)
+        padded = pc.add(pc.bit_wise_and(pc.add(size, 7), -8), 16)
+        positions = [pa.array([shape.size for shape in self._shapes], _LONG).take(self._which)]
+        for number in range(len(tails)):
+            positions.append(pc.add(positions[-1], padded.slice(number * count, count)))
+        *starts, end = positions
+        start = pa.concat_arrays(starts)
+        data = pc.add(start, 16)
+        of_lists = [data.slice(number * count, count) for number, tail in enumerate(tails) if tail.width]
+        widths = pa.concat_arrays([pa.repeat(pa.scalar(max(tail.width, 1), _LONG), count) for tail in tails])
+        counts = pc.divide(size, widths)
+        if not (
+            _all(pc.equal(pc.bit_wise_and(self._meta, 7), 0))
+            and pc.min(size).as_py() >= 0
+            and _all(pc.less_equal(size, pa.concat_arrays([self._room] * len(tails))))
+            and pc.multiply(counts, widths).equals(size)
+            and read(heads, 0).equals(start)
+            and read(heads, 2).equals(pc.add(start, 8))
+            and read(lists, 0).equals(pa.concat_arrays(of_lists))
+            and _all(pc.equal(read(lists, 1), 0))
+            and read(datas, 0).equals(data)
+            and self._word(pc.add(self._meta, self._layout.length_at)).equals(end)
+            and _all(pc.less_equal(end, self._room))
+        ):
+            return False
+        body = pa.concat_arrays([self._body] * len(tails))
+        cut = self._cut(pc.add(body, data), size)
+        self._tails = [(cut.slice(2 * number * count, 2 * count), None) for number in range(len(tails))]
+        return self._present(pc.add(body, start), counts)
 
-    def _present(self, flags: Sequence[pa.Array]) -> bool:
+    def _tail_words(self) -> Callable[[tuple[int, ...], int], pa.Array]:
+        """Reads numbers of the tails: those some words behind what has a place in each message.
+
+        They are copied together first: messages are pages apart, and each way through all of them costs more than that.
+        """
+        each = self._layout.tail_buffers_size
+        start = pc.add(self._meta, self._layout.tail_buffers_at)
+        _, data = _joined(self._cut(start, pa.repeat(pa.scalar(each, _LONG), len(self))))
+        words = pa.Array.from_buffers(_LONG, len(data) // 8, [None, data])
+        return lambda places, behind: words.take(_numbered(tuple(at + behind for at in places), each // 8, len(self)))
+
+    def _word(self, position: pa.Array) -> pa.Array:
+        return self._segment.take(pc.shift_right(position, 3))
+
+    def _present(self, flags: pa.Array, counts: pa.Array) -> bool:
         """Read the validity and the offsets that stand before the data of each tail."""
-        for i, (tail, at) in enumerate(zip(self._layout.tails, flags, strict=True)):
-            data, size, _ = self._tails[i]
-            if not self._words.take(pc.add(at, 1)).equals(pc.shift_left(pc.divide(size, tail.width or 1), 32)):
-                return False
-            flag = self._words.take(at)
-            there = pc.equal(flag, 1)
-            if _all(there):
+        if not self._word(pc.add(flags, 8)).equals(pc.shift_left(counts, 32)):
+            return False
+        flag = self._word(flags)
+        there = pc.equal(flag, 1)
+        if _all(there):
+            return True
+        if not _all(pc.or_(there, pc.and_(pc.equal(flag, 0), pc.equal(counts, 0)))):
+            return False
+        for number, tail in enumerate(self._layout.tails):
+            some = pc.equal(flag.slice(number * len(self), len(self)), 1)
+            if _all(some):
                 continue
-            if tail.width or not _all(pc.or_(there, pc.and_(pc.equal(flag, 0), pc.equal(size, 0)))):
+            if tail.width:
                 return False
-            self._tails[i] = (data, size, there)
+            self._tails[number] = (self._tails[number][0], some)
         return True
 
     def readable(self) -> bool:
@@ -153,7 +164,7 @@ class Plain:
     def _ascii(self) -> bool:
         """Whether the texts of all heads, and what lies between them, are ASCII: then they are UTF-8."""
         leaves = [leaf for leaf in self._layout.leaves if leaf.kind != Kind.STRUCT]
-        for shape, head in zip(self._kinds, self._read_heads(), strict=True):
+        for shape, head in zip(self._shapes, self._read_heads(), strict=True):
             texts = [shape.slots[at] for at, leaf in enumerate(leaves) if leaf.kind == Kind.TEXT]
             between = pc.binary_slice(head, min(texts)[0], max(at + size for at, size in texts))
             if not between.buffers()[1].to_pybytes().isascii():
@@ -165,7 +176,7 @@ class Plain:
         found = self._columns.get(name)
         if found is None:
             tails = [number for number, tail in enumerate(self._layout.tails) if tail.name == name]
-            found = self._read_tail(tails[0], slice(None)) if tails else self._read_head(name)
+            found = self._read_tail(tails[0], slice(0, len(self))) if tails else self._read_head(name)
             self._columns[name] = found
         return found
 
@@ -201,15 +212,15 @@ class Plain:
 
     def _read_tail(self, number: int, rows: slice) -> pa.Array:
         tail = self._layout.tails[number]
-        data, size, there = (each if each is None else each[rows] for each in self._tails[number])
+        cut, there = self._tails[number]
         kind = self._layout.schema.field(tail.name).type
-        return self._text(data, size, there) if tail.width == 0 else self._list(tail, data, size, kind)
+        return _list(tail, cut[2 * rows.start : 2 * rows.stop], kind) if tail.width else _text(cut, there)
 
     def _head(self, leaf: Leaf, at: int) -> pa.Array:
-        if all(shape.nulls[at] for shape in self._kinds):
+        if all(shape.nulls[at] for shape in self._shapes):
             return pa.nulls(len(self), leaf.type)
         parts: list[pa.Array] = []
-        for shape, head in zip(self._kinds, self._read_heads(), strict=True):
+        for shape, head in zip(self._shapes, self._read_heads(), strict=True):
             start, size = shape.slots[at]
             parts.append(
                 pa.nulls(len(head), leaf.type)
@@ -221,46 +232,53 @@ class Plain:
     def _read_heads(self) -> list[pa.Array]:
         """The heads of the messages of each shape, which all have its size."""
         if not self._heads:
-            for number, shape in enumerate(self._kinds):
+            for number, shape in enumerate(self._shapes):
                 start = self._body if self._order is None else self._body.filter(pc.equal(self._which, number))
-                _, data = self._gathered(start, pa.repeat(pa.scalar(shape.size, _LONG), len(start)))
+                _, data = _joined(self._cut(start, pa.repeat(pa.scalar(shape.size, _LONG), len(start))))
                 self._heads.append(pa.Array.from_buffers(pa.binary(shape.size), len(start), [None, data]))
         return self._heads
 
-    def _text(self, start: pa.Array, size: pa.Array, there: pa.Array | None) -> pa.Array:
-        if there is not None and there.true_count == 0:
-            return pa.nulls(len(start), pa.string())
-        offsets, data = self._gathered(start, size)
-        if len(data) > _MAX_OFFSET:
-            raise ValueError("too much text for one column")
-        valid = None if there is None else there.buffers()[1]
-        made = pa.StringArray.from_buffers(len(start), offsets.cast(pa.int32()).buffers()[1], data, valid)
-        if not data.to_pybytes().isascii():
-            made.validate(full=True)
-        return made
+    def _cut(self, start: pa.Array, size: pa.Array) -> pa.Array:
+        """The bytes at these positions as every other value; of what lies behind them only the place is true."""
+        ends = pa.concat_arrays([start, pc.add(start, size)]).take(_alternating(len(start)))
+        last = pa.array([len(self._buffer)], _LONG)
+        # What lies behind a piece may even have less than no bytes.
+        bounds = pa.concat_arrays([ends, last]).buffers()[1]
+        return pa.Array.from_buffers(pa.large_binary(), len(ends), [None, bounds, self._buffer])
 
-    def _list(self, tail: Tail, start: pa.Array, size: pa.Array, kind: pa.DataType) -> pa.Array:
-        offsets, data = self._gathered(start, size)
-        total = len(data) // tail.width
-        # DuckDB takes 64-bit offsets as well: no chunk of any size overflows.
-        large = total > _MAX_OFFSET
-        elements = pa.Array.from_buffers(kind.value_type, total, [None, data])
-        ends = pc.divide(offsets, tail.width).cast(_LONG if large else pa.int32())
-        shape = pa.large_list(kind.value_type) if large else kind
-        return pa.Array.from_buffers(shape, len(start), [None, ends.buffers()[1]], 0, children=[elements])
 
-    def _gathered(self, start: pa.Array, size: pa.Array) -> tuple[pa.Array, pa.Buffer]:
-        """The bytes at these positions, copied together, and where there the bytes of each begin and the last end."""
-        count = len(start)
-        order, pieces = _alternating(count)
-        last = pa.array([len(self._view)], _LONG)
-        ends = pa.concat_arrays([start, pc.add(start, size), last]).take(order)
-        # Every other value is what lies behind a piece, which nobody looks at: it may even have less than no bytes.
-        both = pa.Array.from_buffers(pa.large_binary(), 2 * count, [None, ends.buffers()[1], self._buffer])
-        taken = both.take(pieces)
-        _, offsets, data = taken.buffers()
-        first = pa.Array.from_buffers(_LONG, count + 1, [None, offsets])
-        return first, pa.py_buffer(b"") if data is None else data.slice(0, first[-1].as_py())
+def _joined(cut: pa.Array) -> tuple[pa.Array, pa.Buffer]:
+    """Bytes that were cut, copied together, and where those of each begin and the last end."""
+    taken = cut.take(_numbered((0,), 2, len(cut) // 2))
+    _, offsets, data = taken.buffers()
+    first = pa.Array.from_buffers(_LONG, len(taken) + 1, [None, offsets])
+    return first, pa.py_buffer(b"") if data is None else data.slice(0, first[-1].as_py())
+
+
+def _text(cut: pa.Array, there: pa.Array | None) -> pa.Array:
+    count = len(cut) // 2
+    if there is not None and there.true_count == 0:
+        return pa.nulls(count, pa.string())
+    offsets, data = _joined(cut)
+    if len(data) > _MAX_OFFSET:
+        raise ValueError("too much text for one column")
+    valid = None if there is None else there.buffers()[1]
+    made = pa.StringArray.from_buffers(count, offsets.cast(pa.int32()).buffers()[1], data, valid)
+    if not data.to_pybytes().isascii():
+        made.validate(full=True)
+    return made
+
+
+def _list(tail: Tail, cut: pa.Array, kind: pa.DataType) -> pa.Array:
+    offsets, data = _joined(cut)
+    total = len(data) // tail.width
+    # DuckDB takes 64-bit offsets as well: no chunk of any size overflows.
+    large = total > _MAX_OFFSET
+    elements = pa.Array.from_buffers(kind.value_type, total, [None, data])
+    counts = pc.divide(offsets, tail.width) if tail.width > 1 else offsets
+    ends = counts.cast(_LONG if large else pa.int32())
+    shape = pa.large_list(kind.value_type) if large else kind
+    return pa.Array.from_buffers(shape, len(cut) // 2, [None, ends.buffers()[1]], 0, children=[elements])
 
 
 def _values(leaf: Leaf, raw: pa.Array, size: int) -> pa.Array:
@@ -280,7 +298,35 @@ def _all(flags: pa.Array) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _alternating(count: int) -> tuple[pa.Array, pa.Array]:
-    """Where the begins and the ends of pieces are, one after the other, and which of what they cut are the pieces."""
-    order = pa.array([*(at for number in range(count) for at in (number, count + number)), 2 * count], _LONG)
-    return order, pa.array(range(0, 2 * count, 2), _LONG)
+def _alternating(count: int) -> pa.Array:
+    """Where the begins and the ends of pieces are, one after the other."""
+    numbers = _ladder(1, 2 * count)
+    return pc.add(pc.multiply(pc.bit_wise_and(numbers, 1), count), pc.shift_right(numbers, 1))
+
+
+@lru_cache(maxsize=16)
+def _numbered(firsts: tuple[int, ...], step: int, count: int) -> pa.Array:
+    """From each of `firsts` on so many numbers, so far from each other."""
+    return pa.concat_arrays([pc.add(_ladder(step, count), first) for first in firsts])
+
+
+def _ladder(step: int, count: int) -> pa.Array:
+    """So many numbers from 0 on."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(step, _LONG), count), start=-step)
+
+
+def _places(tails: Sequence[Tail]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Which words of a message's buffers are the first of each tail, of the validity in each list, and of the data."""
+    heads: list[int] = []
+    lists: list[int] = []
+    datas: list[int] = []
+    at = 0
+    for tail in tails:
+        heads.append(at)
+        at += 4
+        if tail.width:
+            lists.append(at)
+            at += 2
+        datas.append(at)
+        at += 2
+    return tuple(heads), tuple(lists), tuple(datas)
