@@ -74,7 +74,7 @@ def of_arrays(vocab_size: pa.Array, ids: pa.Array, mask: pa.Array, logprobs: pa.
         firsts.append(carried)
         # No element of the mask is above 1: what comes before the first 1 is 0.
         ones = first < 0 or masks.find(0, first, end) < 0
-        zeros = low + carried <= high and chances_raw[4 * low : 4 * (low + carried)] == _zeros(4 * carried)
+        zeros = low + carried <= high and chances_raw.startswith(_zeros(4 * carried), 4 * low)
         if not (ones and zeros):
             odd.add(row)
     lengths = [pc.list_value_length(each).cast(_INT) for each in (ids, mask, logprobs)]

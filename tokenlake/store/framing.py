@@ -1,20 +1,23 @@
 """The framed fields of format 1 for whole vectors: what `digest` packs for one record, Arrow lays out for thousands.
 
-Every function takes and gives Arrow arrays of one length. NULLs are framed only by `optional`; elsewhere a caller has
-none. What the frames of a record hold is in `docs/format.md`.
+Every function takes and gives Arrow arrays of one length, and bytes where every record has the same. NULLs are framed
+only by `optional`; elsewhere a caller has none. What the frames of a record hold is in `docs/format.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["NO_NULLS", "counted", "hashes", "joined", "optional", "text", "word"]
+__all__ = ["NO_NULLS", "Piece", "counted", "hashes", "joined", "optional", "text", "word"]
+
+Piece = pa.Array | bytes
+"""A part of each record, or of all."""
 
 NO_NULLS = bytes(8)
 """How many elements of an array are NULL, where none is."""
@@ -24,9 +27,14 @@ _SOME = b"\1"
 _WIDE = (pa.int64(), pa.float64())
 
 
-def joined(*pieces: pa.Array | bytes) -> pa.Array:
+def joined(*pieces: Piece) -> pa.Array:
     """The pieces of each record, one after the other; a constant is the same in each."""
-    scalars = [pa.scalar(piece, pa.large_binary()) if isinstance(piece, bytes) else piece for piece in pieces]
+    scalars: list[Any] = []
+    for constant, run in groupby(pieces, key=lambda piece: isinstance(piece, bytes)):
+        if constant:
+            scalars.append(pa.scalar(b"".join(cast("Iterable[bytes]", run)), pa.large_binary()))
+        else:
+            scalars.extend(run)
     return pc.binary_join_element_wise(*scalars, pa.scalar(b"", pa.large_binary()))
 
 
@@ -37,18 +45,20 @@ def word(column: pa.Array) -> pa.Array:
     return raw.cast(pa.large_binary())
 
 
-def text(column: pa.Array) -> pa.Array:
-    """The length of a text and its bytes."""
+def text(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The length of a text, and its bytes."""
     raw = column.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"")
-    return joined(word(pc.binary_length(raw)), raw)
+    return word(pc.binary_length(raw)), raw
 
 
-def optional(column: pa.Array, framed: pa.Array) -> pa.Array:
+def optional(column: pa.Array, *framed: Piece) -> tuple[Piece, ...]:
     """`framed` after a 1, or a 0 where `column` is NULL."""
     if column.null_count == len(column):
-        return pa.array([_NONE] * len(column), pa.large_binary())
-    present = joined(_SOME, framed)
-    return present if column.null_count == 0 else pc.if_else(column.is_valid(), present, pa.scalar(_NONE, present.type))
+        return (_NONE,)
+    if column.null_count == 0:
+        return _SOME, *framed
+    present = joined(_SOME, *framed)
+    return (pc.if_else(column.is_valid(), present, pa.scalar(_NONE, present.type)),)
 
 
 def counted(column: pa.Array) -> tuple[pa.Array, pa.Array]:

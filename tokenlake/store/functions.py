@@ -144,7 +144,7 @@ def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> list[bytes]:
         return [digest.chain_hash(before, ids) for before, ids in pairs]
     count, raw = framing.counted(token_ids)
     before = framing.optional(parent, parent.cast(pa.large_binary()).fill_null(b""))
-    return framing.hashes(framing.joined(b"tokenlake.chain.1", before, count, raw))
+    return framing.hashes(framing.joined(b"tokenlake.chain.1", *before, count, raw))
 
 
 def _delta_digests(*columns: pa.Array) -> list[bytes | None]:
@@ -166,35 +166,36 @@ def _delta_digests(*columns: pa.Array) -> list[bytes | None]:
 def _delta_frames(given: Mapping[str, pa.Array]) -> pa.Array:
     """What is hashed of each record, none of which lacks anything."""
     arrays = (piece for name in _DELTA_ARRAYS for piece in (*framing.counted(given[name]), framing.NO_NULLS))
+    parent, finish = given["parent_call_id"], given["finish_reason"]
+    versions = given["weight_version"], given["weight_version_end"]
     return framing.joined(
         b"tokenlake.delta.1",
         framing.word(given["schema_version"]),
-        framing.text(given["rollout_id"]),
+        *framing.text(given["rollout_id"]),
         framing.word(given["attempt"]),
-        framing.text(given["call_id"]),
-        framing.optional(given["parent_call_id"], framing.text(given["parent_call_id"])),
-        framing.text(given["mode"]),
+        *framing.text(given["call_id"]),
+        *framing.optional(parent, *framing.text(parent)),
+        *framing.text(given["mode"]),
         framing.word(given["prev_len"]),
         framing.word(given["cum_len"]),
-        framing.optional(given["weight_version"], framing.word(given["weight_version"])),
-        framing.optional(given["weight_version_end"], framing.word(given["weight_version_end"])),
-        framing.optional(given["finish_reason"], framing.text(given["finish_reason"])),
-        _sampling_frames(given["sampling"]),
+        *(piece for each in versions for piece in framing.optional(each, framing.word(each))),
+        *framing.optional(finish, *framing.text(finish)),
+        *_sampling_frames(given["sampling"]),
         _extras_digests(given["extras"]),
         given["chain_hash"].cast(pa.large_binary()),
         *arrays,
     )
 
 
-def _sampling_frames(column: pa.Array) -> pa.Array:
-    temperature, top_p, top_k, mode = column.flatten()
-    fields = (framing.optional(each, framing.word(each)) for each in (temperature, top_p, top_k))
-    return framing.optional(column, framing.joined(*fields, framing.optional(mode, framing.text(mode))))
+def _sampling_frames(column: pa.Array) -> tuple[framing.Piece, ...]:
+    *numbers, mode = column.flatten()
+    fields = (piece for each in numbers for piece in framing.optional(each, framing.word(each)))
+    return framing.optional(column, *fields, *framing.optional(mode, *framing.text(mode)))
 
 
-def _extras_digests(column: pa.Array) -> pa.Array:
+def _extras_digests(column: pa.Array) -> framing.Piece:
     if column.null_count == len(column):
-        return pa.array([digest.extras_digest(None)] * len(column), pa.large_binary())
+        return digest.extras_digest(None)
     return pa.array(map(digest.extras_digest, column.to_pylist()), pa.large_binary())
 
 
