@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -147,15 +147,16 @@ def _chain_hashes(parent: pa.Array, token_ids: pa.Array) -> list[bytes]:
     return framing.hashes(framing.joined(b"tokenlake.chain.1", *before, count, raw))
 
 
-def _delta_digests(*columns: pa.Array) -> list[bytes | None]:
+def _delta_digests(*columns: pa.Array) -> Sequence[bytes | None]:
     given: dict[str, pa.Array] = dict(zip(_DELTA_ARGUMENTS, columns, strict=True))
     broken = _broken(given)
     odd = set[int]().union(*(_odd(given[name]) for name in _DELTA_ARRAYS))
+    if not broken and not odd:
+        return framing.hashes(_delta_frames(given))
     found: list[bytes | None] = [None] * len(columns[0])
     plain = [row for row in range(len(found)) if row not in broken and row not in odd]
     rows = pa.array(plain, pa.int64())
-    whole = len(plain) == len(found)
-    kept = given if whole else {name: column.take(rows) for name, column in given.items()}
+    kept = {name: column.take(rows) for name, column in given.items()}
     for row, hashed in zip(plain, framing.hashes(_delta_frames(kept)), strict=True):
         found[row] = hashed
     for row in odd - broken:
