@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import duckdb
 import pytest
 
 import tokenlake
@@ -22,6 +23,7 @@ from tokenlake.store.reader import Lake
 from tokenlake.store.views import needed_views
 
 Make = Callable[..., Delta]
+THREADS = "SELECT current_setting('threads'), current_setting('external_threads')"
 
 
 @pytest.fixture
@@ -44,6 +46,14 @@ def test_a_line_of_comment_names_no_view(filled: OwnedLake) -> None:
     assert needed_views(quoted)[-1] == "views/group_records"
     with tokenlake.open(filled.path) as reader:
         assert reader.sql(quoted).fetchall() == [("a -- b", 12)]
+
+
+def test_a_reader_runs_as_many_threads_as_duckdb_would(filled: OwnedLake) -> None:
+    """It says that there are more, so that a fold is cut into more parts; those are nobody's."""
+    with duckdb.connect(":memory:") as con, tokenlake.open(filled.path) as reader:
+        (usual, own), (threads, external) = (each.sql(THREADS).fetchall()[0] for each in (con, reader))
+        assert threads > usual
+        assert threads - external == usual - own
 
 
 def test_a_reader_beside_the_owner_sees_what_was_acknowledged(filled: OwnedLake, make_delta: Make) -> None:

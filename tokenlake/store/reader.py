@@ -17,6 +17,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from tokenlake import sql
 from tokenlake.errors import InvalidInput, TokenlakeError
 from tokenlake.store.delta import Delta, Place
 from tokenlake.store.format import read_lake
@@ -118,6 +119,13 @@ class Lake:
         self._indexes: dict[bool, Index] = {}
 
     def _build(self) -> Index:
+        index = self._filled()
+        with index.cursor(query="") as con:
+            for name in _THREADS:
+                con.execute(sql.read(name))
+        return index
+
+    def _filled(self) -> Index:
         index = open_snapshot(self.path, self._config)
         if index is not None:
             try:
@@ -179,6 +187,7 @@ class RowLake(Lake):
 
 
 _NO_SPILL = {"max_temp_directory_size": "0B"}
+_THREADS = ("threads/more", "threads/not_run")
 
 
 def open(path: str | os.PathLike[str]) -> Lake:  # noqa: A001  # `tokenlake.open(path)` is the documented door
