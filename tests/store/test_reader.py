@@ -48,10 +48,17 @@ def test_a_line_of_comment_names_no_view(filled: OwnedLake) -> None:
         assert reader.sql(quoted).fetchall() == [("a -- b", 12)]
 
 
-def test_a_reader_runs_as_many_threads_as_duckdb_would(filled: OwnedLake) -> None:
+def test_a_reader_of_much_runs_as_many_threads_as_duckdb_would(
+    filled: OwnedLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says that there are more, so that a fold is cut into more parts; those are nobody's."""
     with duckdb.connect(":memory:") as con, tokenlake.open(filled.path) as reader:
-        (usual, own), (threads, external) = (each.sql(THREADS).fetchall()[0] for each in (con, reader))
+        usual, own = con.sql(THREADS).fetchall()[0]
+        assert reader.sql(THREADS).fetchall() == [(usual, own)]
+        monkeypatch.setattr("tokenlake.store.reader._MANY", 1)
+        with tokenlake.open(filled.path) as other:
+            threads, external = other.sql(THREADS).fetchall()[0]
+            assert other.sql("SELECT count(*) FROM checked_calls").fetchall() == [(72,)]
         assert threads > usual
         assert threads - external == usual - own
 

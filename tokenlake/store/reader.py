@@ -121,8 +121,9 @@ class Lake:
     def _build(self) -> Index:
         index = self._filled()
         with index.cursor(query="") as con:
-            for name in _THREADS:
-                con.execute(sql.read(name))
+            if con.execute(sql.read("snapshot/size")).fetchall()[0][0] >= _MANY:
+                for name in _THREADS:
+                    con.execute(sql.read(name))
         return index
 
     def _filled(self) -> Index:
@@ -187,6 +188,8 @@ class RowLake(Lake):
 
 
 _NO_SPILL = {"max_temp_directory_size": "0B"}
+_MANY = 25_000
+"""Events and records from which parts of a fold save more time than they cost."""
 _THREADS = ("threads/more", "threads/not_run")
 
 
