@@ -67,6 +67,20 @@ def test_a_text_where_a_list_belongs_is_refused(path: Path, choice: dict[str, st
         lake.scan_deltas(**choice)
 
 
+@pytest.mark.parametrize("first", [2**63 - 64, 2**62, 2**40, 0, 4, -100, -(2**63)])
+def test_a_place_outside_of_every_record_holds_none(path: Path, first: int) -> None:
+    """Among others that are read at once, and of any length: what 64 bits add up to leads nowhere."""
+    at = "CASE WHEN i % 2 = 0 THEN byte_offset ELSE ?1 + i END, CASE WHEN i % 2 = 0 THEN byte_length ELSE ?2 END"
+    there = "SELECT * FROM tl_places WHERE writer = 'w1' ORDER BY byte_offset LIMIT 1"
+    asked = f"i % 2 AS odd, tl_has_delta('w1', segment, {at}, 0, rollout_id, 0, call_id) AS found"
+    query = (
+        f"SELECT count(*) FILTER (found), sum(odd) FILTER (found) FROM (SELECT {asked} FROM range(64) r (i), ({there}))"
+    )
+    with Lake(path) as lake:
+        for length in (2**31 - 1, 5000, 2064, 8, 0, -1, -(2**31)):
+            assert lake.sql(query, [first, length]).fetchall() == [(32, 0)], length
+
+
 def test_a_scan_leaves_out_what_cannot_be_read(path: Path) -> None:
     with Lake(path) as lake:
         for segment, records in (("w0/000001", 3), ("_compacted/000000", 0)):
