@@ -26,7 +26,7 @@ from tokenlake.store.delta import Delta, DeltaId, Place
 from tokenlake.store.deltas import read_places, segment_name
 from tokenlake.store.fetch import Fetcher
 from tokenlake.store.format import lake_file, read_lake
-from tokenlake.store.intake import Change, Scanned, compacted_places, inode_of, segment_path, still_there, take_in
+from tokenlake.store.intake import Change, Scanned, compacted_places, sealed_as, segment_path, still_there, take_in
 from tokenlake.store.maps import SegmentMaps
 from tokenlake.store.planned import Planned
 from tokenlake.store.scan import scan_deltas
@@ -80,14 +80,14 @@ class Index:
         self._viewed: set[str] = set()
         self._scanned: Scanned = {}
         known = con.execute(sql.read("index/known_segments"), [APPEND_MAX_BYTES]).fetchall()
-        for kind, writer, number, scanned, ended, inode, checked in known:
+        for kind, writer, number, scanned, ended, file, checked in known:
             segment = (kind, writer, number)
-            self._scanned[segment] = (scanned, ended, inode)
+            self._scanned[segment] = (scanned, ended, file)
             # A segment that is written ahead does not become shorter when the power takes what was read of it.
             if kind != "rows" and not ended and not still_there(self.maps, segment, checked, scanned):
                 self._scanned[segment] = (scanned, ended, _NO_INODE)
             # Of an index that was copied with its lake, or that was left when a copy was laid over it.
-            elif ended and inode_of(root, segment) not in (inode, None):
+            elif ended and sealed_as(root, segment) not in (file, None):
                 self._scanned[segment] = (scanned, False, _NO_INODE)
         self._stamps: dict[str, int] = {}
         self._lake_id: str = read_lake(root)["lake_id"]

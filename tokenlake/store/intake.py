@@ -23,7 +23,7 @@ from tokenlake.store.delta import DeltaId, Place
 from tokenlake.store.deltas import COMPACTED
 from tokenlake.store.encode import EVENT_LAYOUT
 from tokenlake.store.footer import has_footer
-from tokenlake.store.maps import Mapped, SegmentMaps
+from tokenlake.store.maps import Mapped, SegmentMaps, stamp_of
 from tokenlake.store.placed import placed, walk_deltas
 from tokenlake.store.records import conform, row_keys
 from tokenlake.store.schema import LINEAGE, PLACE, SCHEMA_VERSION
@@ -37,8 +37,8 @@ __all__ = [
     "Segment",
     "compacted_places",
     "delta_writers",
-    "inode_of",
     "new_deltas",
+    "sealed_as",
     "segment_path",
     "still_there",
     "take_in",
@@ -47,7 +47,7 @@ __all__ = [
 Segment = tuple[str, str, int]
 """Folder, writer (empty for rows) and number."""
 Scanned = dict[Segment, tuple[int, bool, int]]
-"""How many bytes of each segment were read, whether it ended there, and the inode that was read."""
+"""How many bytes of each segment were read, whether it ended there, and the inode that was read, or its stamp then."""
 
 _VERSION = LINEAGE.get_field_index("schema_version")
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -93,10 +93,10 @@ def segment_path(segment: Segment) -> str:
     return f"{kind}/{writer}/{number:06d}.arrow" if writer else f"{kind}/{number:06d}.arrow"
 
 
-def inode_of(root: Path, segment: Segment) -> int | None:
-    """Of a segment's file; None: it is gone."""
+def sealed_as(root: Path, segment: Segment) -> int | None:
+    """The stamp of a sealed segment's file; None: it is gone."""
     try:
-        return (root / segment_path(segment)).stat().st_ino
+        return stamp_of((root / segment_path(segment)).stat())
     except FileNotFoundError:
         return None
 
@@ -252,7 +252,7 @@ class _Intake:
             self.change.partial |= start < size
             return Walk()
         found = self._stretch(mapped, max(start, mapped.first), look)
-        after = (found.scanned, found.ended, mapped.inode)
+        after = (found.scanned, found.ended, mapped.stamp if found.ended else mapped.inode)
         # One with no more than its head is still new: the first event of a log bounds the segments before it.
         if after != before and (found.ended or found.scanned > mapped.first):
             self.change.scanned[segment] = after

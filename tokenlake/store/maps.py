@@ -19,7 +19,7 @@ import pyarrow as pa
 from tokenlake.errors import StorageFailed
 from tokenlake.store.walk import file_schema
 
-__all__ = ["Mapped", "SegmentMaps"]
+__all__ = ["Mapped", "SegmentMaps", "stamp_of"]
 
 _MAX_MAPS = 1 << 14
 """A quarter of what Linux lets a process map."""
@@ -31,6 +31,8 @@ class Mapped:
 
     view: memoryview
     inode: int
+    stamp: int
+    """What tells the file from others once it is sealed; an inode alone is given again when its file is removed."""
     schema: pa.Schema | None
     """None: the head of the file is damaged or not written yet."""
     first: int
@@ -122,15 +124,20 @@ def _map(path: Path, known: Mapped | None) -> Mapped | None:
     """The map of a file, or None where it is empty. Raises `FileNotFoundError`."""
     inode = path.stat().st_ino
     view = _view(path)
-    while inode != (now := path.stat().st_ino):
+    while inode != (now := path.stat()).st_ino:
         # Another file took its place, before it was mapped or after.
-        inode, view = now, _view(path)
+        inode, view = now.st_ino, _view(path)
     if not view:
         return None
     if known is not None and known.inode == inode and known.schema is not None and len(view) >= known.first:
-        return Mapped(view, inode, known.schema, known.first)
+        return Mapped(view, inode, stamp_of(now), known.schema, known.first)
     schema, first = file_schema(view)
-    return Mapped(view, inode, schema, first)
+    return Mapped(view, inode, stamp_of(now), schema, first)
+
+
+def stamp_of(about: os.stat_result) -> int:
+    """Of a sealed file, which nobody writes any more; 64 bits."""
+    return about.st_ino ^ about.st_mtime_ns
 
 
 def _view(path: Path) -> memoryview:

@@ -1,4 +1,5 @@
--- what: how far each segment has been read; `kind` is the folder, `inode` the file that was read
+-- what: how far each segment has been read; `kind` is the folder, `inode` the file that was read, of a sealed one its
+--   stamp
 -- grain: segment
 -- reads: nothing
 CREATE TABLE IF NOT EXISTS tl_segments (
