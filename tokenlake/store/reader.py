@@ -120,6 +120,8 @@ class Lake:
 
     def _build(self) -> Index:
         index = self._filled()
+        if self._config:
+            return index  # DuckDB wants some memory for each thread that it believes in
         with index.cursor(query="") as con:
             if con.execute(sql.read("snapshot/size")).fetchall()[0][0] >= _MANY:
                 for name in _THREADS:
