@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +208,34 @@ def test_a_reader_of_a_snapshot_keeps_what_retention_removes(path: Path, make_de
         assert reader.sql("SELECT count(*), count(digest) FROM deltas").fetchall() == [(60, 60)]
         reader.refresh()
         assert reader.sql("SELECT count(*) FROM deltas").fetchall() == [(0,)]
+
+
+def test_what_a_reader_that_was_killed_left_goes_with_the_next_one(
+    path: Path, make_delta: Make, tmp_path: Path
+) -> None:
+    left = multiprocessing.get_context("spawn").Process(target=_killed, args=(path,))
+    with OwnedLake.open(path) as lake:
+        write(lake, make_delta, range(5, 9))
+        left.start()
+        left.join()
+    assert left.exitcode == -signal.SIGKILL
+    (folder,) = (tmp_path / "scratch").iterdir()
+    assert [each.suffix for each in folder.iterdir()] == [".wal"]
+    with tokenlake.open(path):
+        assert folder.exists(), "it is so new that its owner may not hold it yet"
+        held = set((tmp_path / "scratch").iterdir()) - {folder}
+        for each in (folder, *held):
+            os.utime(each, (0, 0))
+        with tokenlake.open(path):
+            assert not folder.exists()
+            assert all(each.exists() for each in held)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def _killed(path: Path) -> None:
+    tempfile.tempdir = str(path.parent / "scratch")
+    tokenlake.open(path)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_index_that_was_left_under_another_copy_is_read_again(path: Path, make_delta: Make, tmp_path: Path) -> None:

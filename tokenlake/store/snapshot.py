@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
 import weakref
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +20,7 @@ import duckdb
 
 from tokenlake import sql
 from tokenlake.store.index import TABLES, Index, layout
+from tokenlake.store.scratch import Scratch
 from tokenlake.store.segment import sync_directory
 from tokenlake.store.space import FreeSpace
 
@@ -88,10 +87,10 @@ def open_snapshot(root: Path, config: dict[str, Any]) -> Index | None:
     path = _newest(root)
     if path is None:
         return None
-    index = folder = None
+    index = scratch = None
     try:
-        folder = Path(tempfile.mkdtemp(prefix="tokenlake-index-"))
-        copy = folder / path.name
+        scratch = Scratch()
+        copy = scratch.path / path.name
         if _NAMES.replace("*", _copied(path, copy)) != path.name:
             raise OSError("its bytes are not those that were written")
         con = duckdb.connect(str(copy), config=config)
@@ -100,21 +99,15 @@ def open_snapshot(root: Path, config: dict[str, Any]) -> Index | None:
         try:
             if con.execute(sql.read("index/layout")).fetchall() == [(layout(),)]:
                 index = Index(root, con)
-                index.when_closed = weakref.finalize(index, _remove_folder, folder, os.getpid())
+                index.when_closed = weakref.finalize(index, scratch.remove)
         finally:
             if index is None:
                 con.close()
     except (duckdb.Error, OSError) as error:
         _log.warning("%s cannot be used, every file is read: %s", path, str(error).splitlines()[0])
-    if index is None and folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    if index is None and scratch is not None:
+        scratch.remove()
     return index
-
-
-def _remove_folder(folder: Path, pid: int) -> None:
-    """Remove it, unless this is a forked child of the process whose folder it is."""
-    if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _newest(root: Path) -> Path | None:
