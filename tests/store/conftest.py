@@ -1,6 +1,8 @@
 """Empty lakes, and deltas to stage, with true digests."""
 
+import os
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,6 +76,47 @@ def build_delta(
 @pytest.fixture
 def make_delta() -> Callable[..., Delta]:
     return build_delta
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Does something that Ctrl-C ends as it comes nearly always: while the sync is waited for."""
+    real = os.fdatasync
+
+    def sync(fd: int) -> None:
+        real(fd)
+        raise KeyboardInterrupt
+
+    def do(something: Callable[[], object]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", sync)
+            with pytest.raises(KeyboardInterrupt):
+                something()
+
+    return do
+
+
+@pytest.fixture
+def while_closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object], Callable[[], object]], object]:
+    """Does something in whose sync another thread begins to close; returns what it came to when both are done."""
+    real = os.fdatasync
+
+    def do(close: Callable[[], object], something: Callable[[], object]) -> object:
+        closing = threading.Thread(target=close)
+
+        def sync(fd: int) -> None:
+            real(fd)
+            if closing.ident is None:
+                closing.start()
+                closing.join(0.2)  # long enough for a close that does not wait
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", sync)
+            done = something()
+            closing.join()
+        return done
+
+    return do
 
 
 @pytest.fixture

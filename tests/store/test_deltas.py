@@ -293,22 +293,11 @@ def test_a_closed_writer_refuses(root: Path, make_delta: Make) -> None:
 
 
 def test_what_is_staged_while_the_writer_is_closed_is_there_or_refused(
-    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+    root: Path, make_delta: Make, while_closing: Callable[..., Place]
 ) -> None:
     writer = DeltaWriter(root, "w0")
     writer.stage(make_delta("c0"))
-    real, closing = os.fdatasync, threading.Thread(target=writer.close)
-
-    def sync(fd: int) -> None:
-        real(fd)
-        if threading.current_thread() is not closing:
-            monkeypatch.undo()
-            closing.start()
-            closing.join(0.2)  # long enough for a close that does not wait
-
-    monkeypatch.setattr(os, "fdatasync", sync)
-    assert writer.stage(make_delta("c1")).segment == 0
-    closing.join()
+    assert while_closing(writer.close, lambda: writer.stage(make_delta("c1"))).segment == 0
     writer._closed = False  # as for a call that looked before
     with pytest.raises(StorageFailed, match="was closed meanwhile"):
         writer.stage(make_delta("c2"))
@@ -316,21 +305,11 @@ def test_what_is_staged_while_the_writer_is_closed_is_there_or_refused(
 
 
 def test_what_an_interrupt_left_is_never_written_over(
-    root: Path, make_delta: Make, monkeypatch: pytest.MonkeyPatch
+    root: Path, make_delta: Make, interrupted: Callable[..., None]
 ) -> None:
-    """Ctrl-C in a notebook, as it comes nearly always: while the sync is waited for."""
     writer = DeltaWriter(root, "w0")
     writer.stage(make_delta("c0"))
-    real = os.fdatasync
-
-    def interrupted(fd: int) -> None:
-        real(fd)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fdatasync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        writer.stage(make_delta("c1"))
-    monkeypatch.undo()
+    interrupted(lambda: writer.stage(make_delta("c1")))
     with Lake(root) as reader:
         assert calls(root) == ["c0", "c1"]
         writer.stage(make_delta("c2", n=400))

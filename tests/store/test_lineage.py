@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -332,21 +334,11 @@ with OwnedLake.open(sys.argv[1]) as lake:
 
 
 def test_an_event_that_is_written_while_the_log_is_closed_is_there_or_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, while_closing: Callable[..., Any]
 ) -> None:
     log = LineageLog(root, "gate")
     log.append("policy_set")
-    real, closing = os.fdatasync, threading.Thread(target=log.close)
-
-    def sync(fd: int) -> None:
-        real(fd)
-        monkeypatch.undo()
-        closing.start()
-        closing.join(0.2)  # long enough for a close that does not wait
-
-    monkeypatch.setattr(os, "fdatasync", sync)
-    log.append("policy_set")
-    closing.join()
+    while_closing(log.close, lambda: log.append("policy_set"))
     log._closed = False  # as for a call that looked before
     with pytest.raises(StorageFailed, match="was closed meanwhile"):
         log.append("policy_set")
@@ -354,20 +346,11 @@ def test_an_event_that_is_written_while_the_log_is_closed_is_there_or_refused(
     assert lineage_loss(root) == []
 
 
-def test_an_event_that_an_interrupt_left_is_never_written_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_that_an_interrupt_left_is_never_written_over(root: Path, interrupted: Callable[..., None]) -> None:
     """Nobody acknowledged it: the next event takes its number, also for who has read it."""
     log = LineageLog(root, "gate")
     log.append("policy_set", detail="a")
-    real = os.fdatasync
-
-    def interrupted(fd: int) -> None:
-        real(fd)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fdatasync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        log.append("policy_set", detail="b" * 5000)
-    monkeypatch.undo()
+    interrupted(lambda: log.append("policy_set", detail="b" * 5000))
     said = "SELECT event_seq, detail FROM lineage ORDER BY event_seq"
     with Lake(root) as reader:
         assert len(reader.sql(said).fetchall()) == 2

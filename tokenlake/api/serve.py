@@ -27,13 +27,13 @@ from tokenlake.api.service import Service
 from tokenlake.api.settings import Environment, Settings, read_environment
 from tokenlake.api.traces import NO_TRACES, Traces
 from tokenlake.errors import ConfigError
+from tokenlake.ingest.ports import check_port
 from tokenlake.ingest.tiny import TinyEngine
 from tokenlake.store.lake import OwnedLake
 
 __all__ = ["Running", "embedded", "few_collections", "in_thread", "run"]
 
 _START_S = 60.0
-_LAST_PORT = 65_535
 _KEEP_ALIVE_S = 75
 """Seconds; longer than clients keep idle connections, so that the service never closes one under a request."""
 _YOUNG = 20_000
@@ -53,8 +53,7 @@ class Running:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= _LAST_PORT:
-        raise ConfigError(f"port {port} is not from 0 to {_LAST_PORT}")
+    check_port(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without that, 40 ms a call.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -17,6 +17,7 @@ from tokenlake.ids import split_rollout_id
 from tokenlake.store.delta import Place
 from tokenlake.store.digest import ArrayBytes, chain_hash
 from tokenlake.store.lake import OwnedLake
+from tokenlake.store.query import fetch
 
 __all__ = ["Attempt", "Group", "ImportState", "KnownCall", "seal_end"]
 
@@ -127,6 +128,7 @@ class ImportState:
         self._lake = lake
         self._groups: dict[str, Group | None] = {}
         self._attempts: dict[str, dict[int, Attempt]] = {}
+        self._closings: dict[str, list[dict[str, Any]]] = {}
 
     def group(self, group_id: str) -> Group | None:
         """A known group, or None."""
@@ -156,10 +158,11 @@ class ImportState:
         return made
 
     def _load(self, rollout_id: str) -> dict[int, Attempt]:
-        group = self.group(split_rollout_id(rollout_id)[0])
+        group_id, _ = split_rollout_id(rollout_id)
+        group = self.group(group_id)
         found = self._lake.sql(sql.read("reads/rollout_events"), [rollout_id]).to_arrow_table()
         published = group is not None and group.published
-        retired = published and self._retired(rollout_id)
+        retired = published and self._retired(group_id, rollout_id)
         attempts: dict[int, Attempt] = {}
         for event in found.to_pylist():
             attempt = attempts.setdefault(event["attempt"] or 0, Attempt(published=published, retired=retired))
@@ -171,9 +174,11 @@ class ImportState:
                 attempt.ended = seal_end(event["reward"], event["terminal_call_id"], event["reason"])
         return attempts
 
-    def _retired(self, rollout_id: str) -> bool:
-        found = self._lake.sql(sql.read("reads/group_closings"), [[split_rollout_id(rollout_id)[0]]]).fetchall()
-        return any(whole or rollout_id in rollouts for _, _, whole, rollouts, _ in found)
+    def _retired(self, group_id: str, rollout_id: str) -> bool:
+        if group_id not in self._closings:
+            found = fetch(self._lake, sql.read("reads/group_closings"), [[group_id]], groups=[group_id])
+            self._closings[group_id] = found.to_pylist()
+        return any(row["whole"] or rollout_id in row["rollouts"] for row in self._closings[group_id])
 
     def _load_call(self, attempt: Attempt, event: dict[str, Any]) -> None:
         place = Place(

@@ -81,8 +81,7 @@ def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Seque
     Raises `NotFound` for an unknown group or rollout, `Conflict` for one that is still open: publish or abort it first.
     """
     split = {rollout: split_rollout_id(rollout) for rollout in rollouts}
-    owners = {rollout: group for rollout, (group, _) in split.items()}
-    wanted = sorted({*groups, *owners.values()})
+    wanted = sorted({*groups, *(group for group, _ in split.values())})
     found = fetch(lake, sql.read("reads/group_closings"), [wanted], groups=wanted)
     known = {row["group_id"]: row for row in found.to_pylist()}
     for name in wanted:
@@ -96,7 +95,7 @@ def retire_named(lake: OwnedLake, *, groups: Sequence[str] = (), rollouts: Seque
     fresh = [name for name in sorted({*groups}) if not known[name]["whole"]]
     alone = [
         rollout
-        for rollout, owner in sorted(owners.items())
+        for rollout, (owner, _) in sorted(split.items())
         if owner not in groups and not known[owner]["whole"] and rollout not in known[owner]["rollouts"]
     ]
     return _retire(lake, fresh, alone, json.dumps({"named": True}))

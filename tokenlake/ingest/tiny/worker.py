@@ -14,12 +14,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict
 from typing import Any, cast
 
-from tokenlake.errors import ConfigError, Conflict, ContextOverflow, EngineFailed, InvalidInput, MissingExtra
+from tokenlake.errors import Conflict, ContextOverflow, EngineFailed, InvalidInput, MissingExtra
 from tokenlake.ingest.capture import CaptureCore
 from tokenlake.ingest.capture_ask import CALL_PATH, CAPTURE_PATH, WEIGHTS_PATH
 from tokenlake.ingest.captured_call import CapturedCall, event, refusal, report
 from tokenlake.ingest.engine import AssistantTurn, Generation, SamplingParams, TurnDelta
 from tokenlake.ingest.parent import end_with_parent
+from tokenlake.ingest.ports import check_port
 from tokenlake.ingest.prefixes import Prefixes
 from tokenlake.ingest.prompter import Prompt, Prompter
 from tokenlake.ingest.shared_deltas import SharedDeltas
@@ -40,7 +41,6 @@ except ImportError as error:
 
 __all__ = ["EmbeddedWorker", "run"]
 
-_LAST_PORT = 65_535
 _REMEMBERED = 65_536
 """Keys of deltas; the gate mints a key for every call, and a worker stages it once."""
 
@@ -163,8 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001)
     served = parser.parse_args(arguments.rest)
-    if not 0 <= served.port <= _LAST_PORT:
-        raise ConfigError(f"port {served.port} is not from 0 to {_LAST_PORT}")
+    check_port(served.port)
     create_lake(arguments.lake)
     if arguments.with_parent:
         end_with_parent()
