@@ -98,22 +98,25 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], objec
 
 @pytest.fixture
 def while_closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object], Callable[[], object]], object]:
-    """Does something in whose sync another thread begins to close; returns what it came to when both are done."""
+    """Does something in whose sync another thread begins to close, which has to wait; returns what it came to."""
     real = os.fdatasync
 
     def do(close: Callable[[], object], something: Callable[[], object]) -> object:
         closing = threading.Thread(target=close)
+        waited: list[bool] = []
 
         def sync(fd: int) -> None:
             real(fd)
             if closing.ident is None:
                 closing.start()
                 closing.join(0.2)  # long enough for a close that does not wait
+                waited.append(closing.is_alive())
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "fdatasync", sync)
             done = something()
             closing.join()
+        assert waited == [True], "the name was let go of while something was written under it"
         return done
 
     return do
